@@ -18,10 +18,11 @@ from pathlib import Path
 import torch
 
 from draftree.core.types import RoundRecord
-from draftree.engine.engine import Engine, EngineLimits
+from draftree.engine.engine import Engine
 from draftree.llm import LLM
 from draftree.loading.load import load_model
 from draftree.loading.provenance import load_average, machine, now, versions
+from draftree.options import EngineLimits
 from draftree.train.data.capture import Capture, CaptureSettings
 from draftree.train.data.prompts import prompt_set
 
@@ -47,7 +48,9 @@ class Speed:
 def measure(capture: Capture, llm: LLM, batch: int, kind: str, *, repeat: int, passes: int) -> Speed:
     """Read the prompts of a batch, then time decode passes."""
     engine = (
-        capture.engine()[1] if kind == "capture" else Engine(llm.engine.parts, EngineLimits(batch, prefix_cache_size=0))
+        capture.engine()[1]
+        if kind == "capture"
+        else Engine(llm.engine.parts, EngineLimits(max_batch_size=batch, prefix_cache_size=0))
     )
     records: list[RoundRecord] = []
     engine.on_round(records.append)

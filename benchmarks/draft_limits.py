@@ -36,6 +36,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.noise import Noise, gumbel
 from draftree.heads.base import TargetParts
 from draftree.heads.shipped import head_folder
+from draftree.options import ModelOptions
 from draftree.train.batches import Batch, first_chain
 from draftree.train.boost import trainee_of
 from draftree.train.head_trainee import TextTrainee
@@ -276,7 +277,9 @@ def main() -> None:
     given = parser.parse_args()
     # the folder of results is not used: nothing is trained
     job = TrainingJob(
-        model=given.model, data=tuple(given.data), output=Path("unused-output"), threads=given.threads, dtype="float32"
+        options=ModelOptions(given.model, threads=given.threads, dtype="float32"),
+        data=tuple(given.data),
+        output=Path("unused-output"),
     )
     prepared = prepare(job)
     settings = TrainSettings(limits=Limits(steps=1), depth=given.depth, batch_tokens=1)

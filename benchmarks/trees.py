@@ -37,6 +37,7 @@ from draftree.lab.bench.passes import (
 )
 from draftree.lab.bench.records import TreeRecord
 from draftree.models.base import Edit, LanguageModel, Pass, PassResult, Slot
+from draftree.options import ModelOptions
 from draftree.sampling.controls import build_controls
 from draftree.sampling.history import History
 from draftree.sampling.params import SamplingParams
@@ -237,8 +238,10 @@ def main(
     try:
         require_new(output)
         resolve_with_bar(model)
-        names = {"dtype": dtype, "device": device, "kernels": kernels, "quantization": quantization, "threads": threads}
-        settings = PassSettings(model, prefix=prefix, repeats=repeats, **names)
+        options = ModelOptions(
+            model, dtype=dtype, device=device, kernels=kernels, quantization=quantization, threads=threads
+        )
+        settings = PassSettings(options, prefix=prefix, repeats=repeats)
         header, records = measure(settings, *(text.split(",") if text else [] for text in (trees, drafts)))
         write_and_show(output, header, (("tree", record) for record in records))
     except DraftreeError as error:

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from draftree import LLM, SamplingParams
-from draftree.engine.engine import Engine, EngineLimits
+from draftree.engine.engine import Engine
 from draftree.lab.bench.workload import encode, read_workload
+from draftree.options import EngineLimits
 
 
 def measure(given: argparse.Namespace, loaded: Any, tokenizer: Any) -> Iterator[dict[str, Any]]:
@@ -21,7 +22,9 @@ def measure(given: argparse.Namespace, loaded: Any, tokenizer: Any) -> Iterator[
     llm = LLM(loaded, None, tokenizer=tokenizer)
     for repeat in range(given.repeats):
         for budget in given.budgets:
-            engine = Engine(llm.engine.parts, EngineLimits(8, prefill_chunk_size=budget, prefix_cache_size=0))
+            engine = Engine(
+                llm.engine.parts, EngineLimits(max_batch_size=8, prefill_chunk_size=budget, prefix_cache_size=0)
+            )
             params = SamplingParams(max_tokens=400, min_tokens=400, temperature=0)
             writing = [llm.requests.sequences(ids, params)[0] for ids in tasks[:3]]
             engine.add(*writing)

@@ -31,7 +31,7 @@ from soak_server import free_port
 
 from draftree import LLM, AsyncLLM
 from draftree.core.types import RoundRecord
-from draftree.loading.load import load_target
+from draftree.loading.load import load_model
 from draftree.loading.loaded import LoadedModel
 from draftree.models.base import Edit, LanguageModel, Pass, PassResult, Slot
 from draftree.models.memory import Footprint
@@ -227,7 +227,7 @@ def tiny() -> LoadedModel:
     model = AutoModelForCausalLM.from_config(config, trust_remote_code=False).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
-    return load_target(model, "auto", "auto", kernels="torch", quantization=None)
+    return load_model(model, kernels="torch")
 
 
 def serve(port: int, fixed: float, row: float, kept: int) -> None:

@@ -17,6 +17,7 @@ from draftree.async_llm import AsyncLLM, Submission
 from draftree.cli import main
 from draftree.cli.commands import COMMANDS, Entry
 from draftree.core import errors
+from draftree.core.host import SYSTEM_CLOCK
 from draftree.core.types import RoundRecord, SequenceRecord
 from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.prompts import AsyncPromptEncoder
@@ -65,7 +66,7 @@ def language_model() -> Iterator[str]:
     doc = parse(LLM.__doc__)
     yield "## LLM"
     yield doc.text
-    yield fence(signature(LLM.__init__, "LLM"), "python")
+    yield fence(options_signature("LLM"), "python")
     yield entries_table("argument", doc.entries("Args"))
     yield raises(doc.entries("Raises"))
     yield "Types of arguments below:"
@@ -81,8 +82,8 @@ def async_language_model() -> Iterator[str]:
     doc = parse(AsyncLLM.__doc__)
     yield "## AsyncLLM"
     yield doc.text
-    yield fence(signature(AsyncLLM.__init__, "AsyncLLM"), "python")
     yield from arguments_of(doc.entries("Args"))
+    yield "All others as for `LLM`."
     yield from methods_of(AsyncLLM, ASYNC_METHODS)
     properties = {n: parse(value.__doc__).text for n, value in vars(AsyncLLM).items() if isinstance(value, property)}
     yield "### Properties of AsyncLLM"
@@ -124,6 +125,21 @@ def signature(function: Callable[..., Any], name: str) -> str:
     if len(one_line) <= 100:
         return one_line
     return f"{name}(\n{''.join(f'    {part},{chr(10)}' for part in parts(arguments))}){returns}"
+
+
+def options_signature(name: str) -> str:
+    """The call with the fields of `ModelOptions` as arguments."""
+    arguments = list(inspect.signature(options.ModelOptions).parameters.values())
+    lines = []
+    for argument in arguments:
+        default = "" if argument.default is argument.empty else f" = {default_word(argument.default)}"
+        lines.append(f"    {argument.name}: {argument.annotation}{default},\n")
+    place = next(i for i, argument in enumerate(arguments) if argument.kind is argument.KEYWORD_ONLY)
+    return f"{name}(\n{''.join([*lines[:place], '    *,' + chr(10), *lines[place:]])})"
+
+
+def default_word(value: object) -> str:
+    return "SYSTEM_CLOCK" if value is SYSTEM_CLOCK else repr(value)
 
 
 def parts(arguments: ast.arguments) -> Iterator[str]:

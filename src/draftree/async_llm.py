@@ -9,7 +9,6 @@ Example:
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -27,16 +26,23 @@ from draftree.build import costs_of
 from draftree.core.errors import GenerationError, InvalidRequestError, UnsupportedModelError
 from draftree.core.tree import TokenTree
 from draftree.core.types import RoundRecord
-from draftree.drafters import AUTO_DRAFT
 from draftree.engine.driver import Driver, RequestHandle
-from draftree.engine.engine import require_count
 from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.prompts import AsyncPromptEncoder, DecoderOptions, is_long
 from draftree.engine.sequence import ClientDrafts, FinishReason, Update, WritingSequence
 from draftree.llm import LLM
 from draftree.models.base import Extend, LanguageModel, Pass, Slot
 from draftree.models.source import FeatureSource
-from draftree.options import Messages, Prompt, one_params, require_one_conversation, require_single, require_text
+from draftree.options import (
+    Messages,
+    ModelOptions,
+    Prompt,
+    one_params,
+    require_one_conversation,
+    require_single,
+    require_text,
+    takes_arguments_of,
+)
 from draftree.outputs import Completion, completions_of
 from draftree.parallel.entry import on_loss
 from draftree.sampling.params import SamplingParams
@@ -202,25 +208,18 @@ class AsyncLLM:
     Args:
         model: as for `LLM`.
         draft: as for `LLM`.
-        max_waiting: maximum number of waiting sequences. Beyond it requests wait to be queued, or with `wait=False`
-            raise QueueFullError.
+        max_waiting: maximum number of waiting sequences, 256 if it is not given. Beyond it requests wait to be queued,
+            or with `wait=False` raise QueueFullError.
         **options: all other arguments of `LLM`.
 
     Raises:
         DraftreeError: as `LLM`.
     """
 
-    def __init__(
-        self,
-        model: str | os.PathLike[str] | Any,
-        draft: str | Sequence[str] | None = AUTO_DRAFT,
-        *,
-        max_waiting: int = MAX_WAITING,
-        **options: Any,
-    ) -> None:
-        require_count("max_waiting", max_waiting, least=0)
-        self._llm = LLM(model, draft, **options)
-        self._llm.engine.max_waiting = max_waiting
+    @takes_arguments_of(ModelOptions)
+    def __init__(self, options: ModelOptions) -> None:
+        waiting = MAX_WAITING if options.max_waiting is None else options.max_waiting
+        self._llm = LLM(options, max_waiting=waiting)
         self._prompts = AsyncPromptEncoder(self._llm.prompts)
         self._compiling = ThreadPoolExecutor(COMPILING_THREADS, thread_name_prefix="draftree-compiling")
         self._beams = BeamWork(self._llm.engine, self._llm.tokenizer, self._llm.requests.eos_ids)

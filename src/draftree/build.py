@@ -7,7 +7,7 @@ import logging
 import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,7 +16,7 @@ from draftree.core.errors import ConfigurationError, DraftreeError, require_extr
 from draftree.core.host import SYSTEM_CLOCK, Clock, apply_threads
 from draftree.core.registry import Spec
 from draftree.core.tree import Draw
-from draftree.drafters import AUTO_DRAFT, DRAFTERS, NO_DRAFT, drafts
+from draftree.drafters import DRAFTERS, drafts
 from draftree.drafters.base import NO_DRAFTS, DraftContext, Drafter, DraftTraits, LoadedDraftModel
 from draftree.drafters.learning.store import Learning, LearningStore, parse_learning, prepare_folder
 from draftree.drafters.model import apart_reader, model_reader
@@ -26,49 +26,16 @@ from draftree.engine.parts import EngineParts, agree, require_picks
 from draftree.engine.sequence import DraftChoice
 from draftree.loading.auto_draft import FALLBACK_DRAFTS, AutoCandidate, auto_candidates
 from draftree.loading.encoder_decoder import is_encoder_decoder_target, require_drafter
-from draftree.loading.load import load_model
-from draftree.loading.loaded import LoadedModel, require_layers
+from draftree.loading.loaded import LoadedModel, kernels_of_drafter, require_layers
 from draftree.loading.resolve import require_extras, resolve_model
 from draftree.models.base import Extend, LanguageModel, Pass, Slot
+from draftree.options import AUTO_DRAFT, NO_DRAFT, ModelOptions
 from draftree.parallel.entry import load_divided
-from draftree.parallel.options import SINGLE, ParallelOptions
 from draftree.planners import PLANNERS
 from draftree.planners.base import Planner, require_effect
 from draftree.text.tokenizer import Tokenizer
 from draftree.verifiers import VERIFIERS
 from draftree.verifiers.base import Verifier
-
-
-@dataclass(frozen=True, slots=True)
-class ExecutionSettings:
-    """Which model a job runs, and how its models are loaded and run.
-
-    Attributes:
-        model: name of the target, in any supported form.
-        dtype: dtype of all models.
-        device: device of all models.
-        kernels: kernels of passes: "auto", "native", "torch" or "graphs".
-        quantization: of the target's weights; None for no quantization.
-        offload: memory for the target's weights, such as "8GB"; None for all in memory.
-        kv_dtype: format of the target's keys and values: "int8", or None for its dtype.
-        threads: CPU threads; None for the machine's choice.
-        affinity: processors on which threads run, as for `core.host.apply_threads`.
-        trust_remote_code: whether Python code in the folders of the models may run.
-        parallel: how the target is divided among processes.
-    """
-
-    model: str
-    _: KW_ONLY
-    dtype: str = "auto"
-    device: str = "auto"
-    kernels: str = "auto"
-    quantization: str | None = None
-    offload: str | None = None
-    kv_dtype: str | None = None
-    threads: int | None = None
-    affinity: str | None = None
-    trust_remote_code: bool = False
-    parallel: ParallelOptions = SINGLE
 
 
 def require_positive(settings: object, *names: str) -> None:
@@ -79,17 +46,10 @@ def require_positive(settings: object, *names: str) -> None:
             raise ConfigurationError(f"{name} is {value}: it must be at least 1")
 
 
-def load_named(settings: ExecutionSettings) -> LoadedModel:
-    """Load the target by the settings."""
-    names = ("dtype", "device", "kernels", "quantization", "offload", "kv_dtype", "trust_remote_code")
-    options = {name: getattr(settings, name) for name in names}
-    return load_divided(load_model, settings.model, settings.parallel, options)
-
-
-def load_for(settings: ExecutionSettings) -> LoadedModel:
-    """Load the target of a measurement by the settings, after setting the number of threads."""
-    apply_threads(settings.threads, settings.affinity)
-    loaded = load_named(settings)
+def load_for(options: ModelOptions) -> LoadedModel:
+    """Load the target of a measurement, after setting the number of threads."""
+    apply_threads(options.threads, options.affinity)
+    loaded = load_divided(options)
     loaded.model.settle()
     return loaded
 
@@ -353,7 +313,6 @@ def build_parts(
     target: LoadedModel,
     tokenizer: Tokenizer | None,
     *,
-    kernels: str = "auto",
     trust_remote_code: bool = False,
     load_draft: Callable[..., LoadedDraftModel] | None = None,
     clock: Clock = SYSTEM_CLOCK,
@@ -365,8 +324,7 @@ def build_parts(
         choices: the methods of every drafter that a request can choose, the default first.
         target: the target model.
         tokenizer: the target's tokenizer, None if it has none.
-        kernels: kernels of models that are loaded by name.
-        trust_remote_code: whether Python code in their folders may run.
+        trust_remote_code: whether Python code in the folders of drafters' models may run.
         load_draft: loads a drafter's model by name; None loads it from files.
         clock: clock of the planners and the records.
         learning: store of what drafters learn; None to learn nothing beyond one engine's memory.
@@ -377,6 +335,7 @@ def build_parts(
     """
     choices = [choices] if isinstance(choices, Methods) else choices
     model = target.model
+    kernels = kernels_of_drafter(target)
     load = load_draft or cache(
         model_reader(target, model.dtype, str(model.device), kernels=kernels, trust_remote_code=trust_remote_code)
     )
@@ -504,50 +463,36 @@ def _require_fit(candidate: AutoCandidate, loaded: LoadedModel, verify: str, pla
         resolve_model(name, fetch=False)
 
 
-def choose_each(
-    draft: str | Sequence[str] | None, verify: str, plan: str | None, *, target: Any = None
-) -> list[Methods]:
-    """Find and configure the methods of every drafter that a request can choose.
+def choose_each(options: ModelOptions) -> list[Methods]:
+    """Find and configure the methods of every drafter that a request can choose, the default first.
 
-    Args:
-        draft: one drafter, or several of which the first is the default; `none` is plain decoding. `auto` has the
-            methods of a stand-in until the target is loaded: see `decide_each`.
-        verify: the verifier of all.
-        plan: the planner of each; None for its default.
-        target: the model argument of `LLM`; drafters that cannot work with it are refused before it is loaded.
-
-    Returns:
-        Methods of each drafter, the default first.
+    `auto` has the methods of a stand-in until the target is loaded: see `decide_each`. Drafters that cannot work with
+    the target are refused before it is loaded.
 
     Raises:
         ConfigurationError: as `choose_methods`; no drafter, or the same one twice.
     """
-    given = NO_DRAFT if draft is None else draft
-    names = [given] if isinstance(given, str) else list(given)
+    draft = NO_DRAFT if options.draft is None else options.draft
+    names = [draft] if isinstance(draft, str) else list(draft)
     if not names or not all(isinstance(name, str) for name in names):
         raise ConfigurationError(f"draft is {draft!r}: give the name of a drafter, or a list of at least one name")
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigurationError(f"draft names '{twice}' twice: name it once")
     any_drafts = any(map(drafts, names))
-    each = [choose_methods(name, verify, plan if drafts(name) or not any_drafts else None) for name in names]
-    if is_encoder_decoder_target(target):
+    each = [
+        choose_methods(name, options.verify, options.plan if drafts(name) or not any_drafts else None) for name in names
+    ]
+    if is_encoder_decoder_target(options.model):
         for methods in each:
             require_drafter(methods.draft, methods.traits)
     return each
 
 
 def decide_each(
-    each: Sequence[Methods], loaded: LoadedModel, verify: str, plan: str | None, learn: str | None
+    each: Sequence[Methods], loaded: LoadedModel, options: ModelOptions
 ) -> tuple[list[Methods], AutoChoice | None]:
     """Replace `auto` by the drafter that is chosen for a loaded target.
-
-    Args:
-        each: as returned by `choose_each`.
-        loaded: the target.
-        verify: as for `choose_each`.
-        plan: as for `choose_each`.
-        learn: as for `learning_of`.
 
     Returns:
         Methods of each drafter, in the same order; what `auto` stands for, None if it is not among them.
@@ -557,14 +502,14 @@ def decide_each(
     """
     if all(methods.draft != AUTO_DRAFT for methods in each):
         return list(each), None
-    choice = decide(loaded, verify, plan)
+    choice = decide(loaded, options.verify, options.plan)
     logger.info("'%s': %s", loaded.name, choice.note)
     decided: dict[str, Methods] = {}
     for methods in each:
         if methods.draft == AUTO_DRAFT:
-            methods = choose_methods(choice.draft, verify, choice.plan)
+            methods = choose_methods(choice.draft, options.verify, choice.plan)
         decided.setdefault(methods.draft, methods)
-    learning_of(learn, list(decided.values()))
+    learning_of(options.learn, list(decided.values()))
     return list(decided.values()), choice
 
 

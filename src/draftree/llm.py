@@ -10,7 +10,6 @@ Example:
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
@@ -24,30 +23,35 @@ import numpy as np
 from draftree.beam.result import BeamResult
 from draftree.beam.searcher import AnyPrompt, BeamParams, BeamSearcher
 from draftree.build import build_parts, choose_each, decide_each, learning_of, store_of
-from draftree.core.host import SYSTEM_CLOCK, Clock, apply_threads
-from draftree.core.types import RoundRecord
-from draftree.drafters import AUTO_DRAFT, NO_DRAFT
-from draftree.engine.engine import PREFIX_CACHE_SIZE, Engine, EngineLimits
+from draftree.core.host import apply_threads
+from draftree.engine.engine import Engine
 from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.prompts import DecoderOptions, PromptEncoder, encoder_of
 from draftree.engine.requests import SequenceFactory
-from draftree.engine.scheduler import PREFILL_TOKENS_BUSY
 from draftree.engine.sequence import Update, WritingSequence
-from draftree.loading.load import load_target
 from draftree.loading.loaded import (
     eos_ids_of,
-    kernels_of_drafter,
     require_exact,
-    require_generation_config,
     sampling_in,
     sampling_note,
     tokenizer_of,
 )
 from draftree.models.base import LanguageModel
-from draftree.options import Messages, Params, Prompt, one_params, params_for, prompt_list, require_single, require_text
+from draftree.options import (
+    NO_DRAFT,
+    Messages,
+    ModelOptions,
+    Params,
+    Prompt,
+    one_params,
+    params_for,
+    prompt_list,
+    require_single,
+    require_text,
+    takes_arguments_of,
+)
 from draftree.outputs import Completion, completion_of, completions_of
 from draftree.parallel.entry import load_divided
-from draftree.parallel.options import ParallelOptions
 from draftree.planners.base import Planner
 from draftree.sampling.params import NEUTRAL, SamplingParams
 from draftree.speech.transcriber import Segment, Speech, Transcriber
@@ -173,6 +177,7 @@ class LLM:
         sequence_memory: bytes for keys, values and logits of all sequences; None for half of the memory that is free
             when the model is loaded. A request that cannot fit is refused.
         allow_control_tokens: whether control tokens in messages, such as <|im_end|>, are encoded as such; else as text.
+        max_waiting: maximum number of waiting sequences, beyond which QueueFullError is raised; None for no limit.
         generation_config: "auto" for the sampling defaults in the model's generation_config.json, where a request gives
             no temperature, top_p, top_k, min_p or repetition_penalty; "none" for those of `Sampling`.
         learn: whose verified texts drafters learn from, "server" or "key", options after commas; None for none.
@@ -181,7 +186,7 @@ class LLM:
         kv_dtype: "int8" for 8-bit keys and values with native kernels: half the memory of bfloat16, and other texts;
             None for the model's dtype.
         threads: CPU threads of the process; None for fewer than torch's own number where the machine has fewer fast
-            cores in a memory node, or a quota (see `core.affinity.apply_threads`).
+            cores in a memory node, or a quota (see `core.host.apply_threads`).
         affinity: processors of all threads of the process: "auto", "none" or a list such as "0-3,8".
         on_round: called with the record of every round.
         clock: returns seconds for the planner and the records; a simulated clock makes plans reproducible.
@@ -191,86 +196,47 @@ class LLM:
         ModelError: the model cannot be found or used.
     """
 
-    def __init__(
-        self,
-        model: str | os.PathLike[str] | Any,
-        draft: str | Sequence[str] | None = AUTO_DRAFT,
-        *,
-        verify: str = "coupled",
-        plan: str | None = None,
-        dtype: Any = "auto",
-        device: str = "auto",
-        kernels: str = "auto",
-        quantization: str | None = None,
-        tp: int = 1,
-        pp: int = 1,
-        strict_sums: bool = False,
-        exact: bool = False,
-        trust_remote_code: bool = False,
-        tokenizer: Any = None,
-        max_batch_size: int | None = None,
-        prefill_chunk_size: int = PREFILL_TOKENS_BUSY,
-        prefix_cache_size: int = PREFIX_CACHE_SIZE,
-        sequence_memory: int | None = None,
-        allow_control_tokens: bool = False,
-        generation_config: str = "auto",
-        learn: str | None = None,
-        offload: str | int | None = None,
-        kv_dtype: str | None = None,
-        threads: int | None = None,
-        affinity: str | None = None,
-        on_round: Callable[[RoundRecord], None] | None = None,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        limits = EngineLimits(
-            max_batch_size,
-            prefill_chunk_size=prefill_chunk_size,
-            prefix_cache_size=prefix_cache_size,
-            memory=sequence_memory,
-        )
-        require_generation_config(generation_config)
-        apply_threads(threads, affinity)
-        division = ParallelOptions(tp=tp, pp=pp, strict_sums=strict_sums)
-        methods, trusts = choose_each(draft, verify, plan, target=model), trust_remote_code
-        learning = learning_of(learn, methods)
-        given: dict[str, Any] = {"dtype": dtype, "device": device, "kernels": kernels, "quantization": quantization}
-        given |= {"offload": offload, "kv_dtype": kv_dtype, "trust_remote_code": trusts}
-        loaded = load_divided(load_target, model, division, given)
-        require_exact(loaded, asked=exact)
+    @takes_arguments_of(ModelOptions)
+    def __init__(self, options: ModelOptions) -> None:
+        apply_threads(options.threads, options.affinity)
+        methods, trusts = choose_each(options), options.trust_remote_code
+        learning = learning_of(options.learn, methods)
+        loaded = load_divided(options)
+        require_exact(loaded, asked=options.exact)
         alone = loaded.model.lock.run  # others may share the model, and it is measured here
-        methods, auto = alone(lambda: decide_each(methods, loaded, verify, plan, learn))
-        self._planner, self._auto_note = methods[0].planner, auto.note if auto else ""
-        self._tokenizer = tokenizer_of(loaded, tokenizer, trust_remote_code=trusts)
-        self.learned, own = store_of(learning, loaded.model, user=self), kernels_of_drafter(loaded)
-        build = partial(build_parts, methods, loaded, self._tokenizer, kernels=own, trust_remote_code=trusts)
-        self._parts = alone(lambda: build(clock=clock, learning=self.learned))
-        self._engine = Engine(self._parts, limits, on_round=on_round)
-        ends, on, why = eos_ids_of(loaded, self._tokenizer), loaded.kernels, loaded.fallback_reason
+        methods, auto = alone(lambda: decide_each(methods, loaded, options))
+        self._planner = methods[0].planner
+        self._auto_note = auto.note if auto else ""
+        self._tokenizer = tokenizer_of(loaded, options.tokenizer, trust_remote_code=trusts)
+        self.learned = store_of(learning, loaded.model, user=self)
+        build = partial(build_parts, methods, loaded, self._tokenizer, trust_remote_code=trusts)
+        self._parts = alone(lambda: build(clock=options.clock, learning=self.learned))
+        self._engine = Engine(self._parts, options, on_round=options.on_round)
+        self.kernels, self.fallback_reason = loaded.kernels, loaded.fallback_reason
+        self.is_exact, self.quantization = loaded.model.is_exact, loaded.quantization
         defaults = NEUTRAL
-        if generation_config == "auto":
+        if options.generation_config == "auto":
             defaults = loaded.sampling if loaded.folder is None else sampling_in(loaded.folder)
         self.sampling_note = sampling_note(defaults)
         self._requests = SequenceFactory(
             self._parts,
             self._tokenizer,
-            eos_ids=ends,
+            eos_ids=eos_ids_of(loaded, self._tokenizer),
             slot_room=self._engine.slot_room,
             defaults=defaults,
-            kernels=on,
-            fallback_reason=why,
+            kernels=loaded.kernels,
+            fallback_reason=loaded.fallback_reason,
         )
         self._requests.auto_draft = auto.draft if auto else None
-        self._prompts = encoder_of(loaded.model, self._tokenizer, allow_control_tokens=allow_control_tokens)
+        self._prompts = encoder_of(loaded.model, self._tokenizer, allow_control_tokens=options.allow_control_tokens)
         self._beams = BeamSearcher(
             loaded.model, self._prompts, self._tokenizer, end_ids=self._requests.eos_ids, kernels=loaded.kernels
         )
         self._transcriber = Transcriber(self._engine, self._requests, self._prompts, loaded.folder)
         self.is_lossless = all(self._parts.promise(1.0, name) is not Guarantee.LOSSY for name in self._parts.choices)
-        self.is_exact, self.quantization = loaded.model.is_exact, loaded.quantization
-        self.kernels, self.fallback_reason = on, why
-        if loaded.kernels_note is not None and loaded is not model:
+        if loaded.kernels_note is not None and loaded is not options.model:
             logger.warning("'%s': %s", loaded.name, loaded.kernels_note)
-        if self.sampling_note and loaded is not model:
+        if self.sampling_note and loaded is not options.model:
             logger.warning("'%s': %s", loaded.name, self.sampling_note)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:

@@ -1,17 +1,319 @@
-"""Checks and normalization of what a user passes to `LLM` and `AsyncLLM`."""
+"""What a user passes to `LLM`, `AsyncLLM` and their methods: the options, and the checks of prompts and parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, overload
 
-from draftree.core.errors import InvalidRequestError, blaming
+from draftree.core.errors import ConfigurationError, InvalidRequestError, blaming, suggestion
+from draftree.core.host import SYSTEM_CLOCK, Clock, parse_size
 from draftree.sampling.params import SamplingParams
 from draftree.text.chat.messages import MESSAGE_KEYS, check_messages
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
 Params = SamplingParams | Sequence[SamplingParams] | None
+
+NO_DRAFT = "none"
+"""Names plain decoding in place of a drafter."""
+AUTO_DRAFT = "auto"
+"""Stands for a drafter that is chosen when the target is loaded: `draftree.build.decide`."""
+KERNELS = ("auto", "native", "torch", "graphs")
+QUANTIZATIONS = ("int8", "int4")
+KV_DTYPES = ("int8",)
+GENERATION_CONFIGS = ("auto", "none")
+PREFILL_TOKENS_BUSY = 64
+"""Default prompt tokens per pass while any sequence is decoding: on two cores the inter-token latency is then 35 ms
+instead of 12, and a prompt of 1,024 tokens takes 0.6 s; 256 would give 95 ms and 0.4 s."""
+PREFIX_CACHE_SIZE = 8
+"""Default maximum number of finished sequences whose slots are kept."""
+
+
+SPECULATION = "Speculation"
+EXECUTION = "Execution"
+SAMPLING = "Sampling"
+TEXT = "Text"
+"""Panels of options in the help of commands."""
+
+
+def _option(default: Any, text: str, panel: str, word: str | None = None, *, loads: bool = False) -> Any:
+    """Return a field that commands offer as an option.
+
+    Args:
+        word: placeholder of its value in the help.
+        loads: whether it has no effect once the model is loaded.
+    """
+    return dataclasses.field(default=default, metadata={"help": text, "panel": panel, "word": word, "loads": loads})
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineLimits:
+    """The limits of an engine: the part of `ModelOptions` that it reads.
+
+    Raises:
+        ConfigurationError: a limit is not a whole number, or too small.
+    """
+
+    max_batch_size: int | None = _option(
+        None, "Sequences in one batch; as many as memory allows, up to 32, if not given.", EXECUTION, "N"
+    )
+    max_waiting: int | None = None
+    prefill_chunk_size: int = _option(
+        PREFILL_TOKENS_BUSY, "Prompt tokens per pass while others decode.", EXECUTION, "N"
+    )
+    prefix_cache_size: int = _option(
+        PREFIX_CACHE_SIZE, "Finished sequences kept for prompts that begin alike.", EXECUTION, "N"
+    )
+    sequence_memory: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in LEAST.items():
+            value = getattr(self, name, None)
+            if value is not None:
+                require_count(name, value, least=least)
+
+
+LEAST = {
+    "max_batch_size": 1,
+    "max_waiting": 0,
+    "prefill_chunk_size": 1,
+    "prefix_cache_size": 0,
+    "sequence_memory": 1,
+    "threads": 1,
+    "tp": 1,
+    "pp": 1,
+}
+
+
+def require_count(name: str, value: object, *, least: int) -> None:
+    """Raise unless the value is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigurationError(f"{name} is {value!r}: it must be a whole number of at least {least}")
+
+
+@dataclass(frozen=True)
+class ModelOptions(EngineLimits):
+    """What is loaded and how it runs: the arguments of `LLM`, which describes them, for all that load a model.
+
+    Devices and dtypes are checked where torch is imported: `loading.options.resolve_place`.
+
+    Raises:
+        ConfigurationError: a value that is not allowed, or options that exclude each other.
+    """
+
+    model: Any
+    draft: str | Sequence[str] | None = _option(
+        AUTO_DRAFT,
+        "The drafter: auto (chosen for the model), none, ngram, suffix, prediction, model:NAME, head:NAME; "
+        "options after commas (ngram,k=4).",
+        SPECULATION,
+        "SPEC",
+    )
+    _: KW_ONLY
+    verify: str = _option("coupled", "The verifier.", SPECULATION, "RULE")
+    plan: str | None = _option(
+        None, "The planner of draft sizes, such as fixed:4 or heuristic; auto if not given.", SPECULATION, "POLICY"
+    )
+    learn: str | None = _option(
+        None,
+        "Whose verified texts drafters learn from: server (all requests) or key (those of the same API key); "
+        "server,folder=PATH keeps what was learned for later runs.",
+        SPECULATION,
+        "SCOPE",
+    )
+    dtype: Any = _option(  # noqa: RUF009, any dtype is immutable
+        "auto", "auto, float32, bfloat16, float16 or float64.", EXECUTION, "NAME", loads=True
+    )
+    device: str = _option("auto", "auto, cpu, cuda or cuda:N.", EXECUTION, "NAME", loads=True)
+    kernels: str = _option(
+        "auto", "Implementation of passes: auto, native, torch or graphs.", EXECUTION, "NAME", loads=True
+    )
+    quantization: str | None = _option(
+        None,
+        "int8 or int4 for weights of 8 or 4 bits: faster, but a different model; unquantized if not given.",
+        EXECUTION,
+        "NAME",
+        loads=True,
+    )
+    offload: str | int | None = _option(
+        None,
+        "Memory for weights, such as 8GB: other layers are read from a file in every pass.",
+        EXECUTION,
+        "SIZE",
+        loads=True,
+    )
+    kv_dtype: str | None = _option(
+        None,
+        "int8 for keys and values of 8 bits: half the memory, but other texts; the model's dtype if not given.",
+        EXECUTION,
+        "NAME",
+        loads=True,
+    )
+    tp: int = _option(1, "Processes of torchrun that share each layer (tensor parallel).", EXECUTION, "N", loads=True)
+    pp: int = _option(1, "Stages of layers (pipeline parallel); each has --tp processes.", EXECUTION, "N", loads=True)
+    strict_sums: bool = _option(
+        False,
+        "Add the partial sums of processes in one order, whatever else is in a pass.",
+        EXECUTION,
+        loads=True,
+    )
+    threads: int | None = _option(
+        None,
+        "CPU threads of passes; if not given, one for each fast core of a memory node, within the quota.",
+        EXECUTION,
+        "N",
+        loads=True,
+    )
+    affinity: str | None = _option(
+        None,
+        "Processors of all threads: auto (those that 'draftree doctor' shows), none, or a list such as 0-3,8. If "
+        "not given: auto on machines with several memory nodes or kinds of cores.",
+        EXECUTION,
+        "LIST",
+        loads=True,
+    )
+    trust_remote_code: bool = _option(
+        False, "Allow Python code from the model's folder, for models that need it.", EXECUTION
+    )
+    exact: bool = _option(False, "Refuse to run unless logits are bit-identical in every batch and tree.", EXECUTION)
+    allow_control_tokens: bool = _option(
+        False,
+        "Encode control tokens such as <|im_end|> in a chat prompt as such; spelled as text if not given.",
+        TEXT,
+    )
+    generation_config: str = _option(
+        "auto",
+        "auto: sampling defaults of the model, in its generation_config.json; none: no defaults of the model.",
+        SAMPLING,
+        "auto|none",
+    )
+    tokenizer: Any = None
+    on_round: Callable[[Any], None] | None = None
+    clock: Clock = SYSTEM_CLOCK
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_member("kernels", KERNELS)
+        self._require_member("quantization", (None, *QUANTIZATIONS))
+        self._require_member("kv_dtype", (None, *KV_DTYPES))
+        self._require_member("generation_config", GENERATION_CONFIGS)
+        for name in ("quantization", "kv_dtype"):
+            value = getattr(self, name)
+            if value is not None and not self.allows_native:
+                raise ConfigurationError(f"{name} '{value}' needs native kernels: leave kernels at 'auto'")
+        if self.offload is not None:
+            parse_size(self.offload)
+        if self.offload is not None and self.kernels == "graphs":
+            raise ConfigurationError(
+                "kernels 'graphs' replay fixed addresses, and offloaded weights move: use 'auto', or leave offload out"
+            )
+        if self.strict_sums and self.tp == 1:
+            raise ConfigurationError("strict_sums orders the sums of several processes, and tp is 1: leave it out")
+        if self.is_parallel and self.offload is not None:
+            raise ConfigurationError(
+                f"offload is {self.offload!r}, but a model that processes share stays in their memory: leave out "
+                "offload, or tp and pp"
+            )
+        if self.is_parallel and self.kv_dtype is not None:
+            raise ConfigurationError(
+                f"kv_dtype is '{self.kv_dtype}', but processes that share a model store keys and values in its dtype: "
+                "leave out kv_dtype, or tp and pp"
+            )
+
+    def _require_member(self, name: str, allowed: Sequence[str | None]) -> None:
+        value = getattr(self, name)
+        if value not in allowed:
+            raise ConfigurationError(
+                f"unknown {name} '{value}': {suggestion(str(value), [one for one in allowed if one is not None])}"
+            )
+
+    @property
+    def allows_native(self) -> bool:
+        """Whether passes may run on native kernels."""
+        return self.kernels in ("auto", "native")
+
+    @property
+    def requires_native(self) -> bool:
+        """Whether a model without native kernels is refused."""
+        return self.kernels == "native" or self.quantization is not None
+
+    @property
+    def num_processes(self) -> int:
+        """Number of processes that share the model."""
+        return self.tp * self.pp
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether there is more than one process."""
+        return self.num_processes > 1
+
+    @property
+    def division(self) -> str:
+        """The division among processes, for messages."""
+        return f"tp={self.tp}, pp={self.pp}"
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """The options that have no effect once the model is loaded, by name."""
+        return {field.name: getattr(self, field.name) for field in _LOADING}
+
+    def over(self, model: Any, **changes: Any) -> Self:
+        """Return the options for a model that was loaded by them."""
+        unset: dict[str, Any] = {field.name: field.default for field in _LOADING}
+        return dataclasses.replace(self, model=model, **unset | changes)
+
+
+_LOADING = tuple(field for field in dataclasses.fields(ModelOptions) if field.metadata.get("loads"))
+
+Arguments = ParamSpec("Arguments")
+Owner = TypeVar("Owner")
+Result = TypeVar("Result")
+
+
+class _Decorator(Protocol[Arguments]):
+    @overload
+    def __call__(self, function: Callable[[ModelOptions], Result], /) -> Callable[Arguments, Result]: ...
+    @overload
+    def __call__(
+        self, function: Callable[[Owner, ModelOptions], Result], /
+    ) -> Callable[Concatenate[Owner, Arguments], Result]: ...
+
+
+def takes_arguments_of(options: Callable[Arguments, ModelOptions]) -> _Decorator[Arguments]:
+    """Let a function or method with a parameter `options` take their arguments instead, or the options as `model`.
+
+    Arguments besides the options are changes of them.
+    """
+    signature = inspect.signature(options)
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        owner = [p for p in inspect.signature(function).parameters.values() if p.name == "self"]
+
+        @functools.wraps(function)
+        def with_arguments(*arguments: Any, **keywords: Any) -> Any:
+            return function(*arguments[: len(owner)], _options_of(*arguments[len(owner) :], **keywords))
+
+        with_arguments.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[*owner, *signature.parameters.values()]
+        )
+        return with_arguments
+
+    def _options_of(*arguments: Any, **keywords: Any) -> ModelOptions:
+        unknown = next((name for name in keywords if name not in signature.parameters), None)
+        if unknown is not None:
+            raise TypeError(
+                f"unexpected keyword argument '{unknown}': {suggestion(unknown, list(signature.parameters))}"
+            )
+        if arguments and isinstance(arguments[0], ModelOptions):
+            given = signature.bind_partial(*arguments, **keywords).arguments
+            return dataclasses.replace(given.pop("model"), **given)
+        return ModelOptions(*arguments, **keywords)
+
+    return decorate
 
 
 def prompt_list(prompts: Any) -> list[Prompt]:

@@ -131,7 +131,7 @@ def test_a_prompt_that_nearly_fills_the_context(free: int, draft: str | None, dr
 
 
 def test_packed_weights_write_the_same_texts(drafter: Path, models: Path) -> None:
-    packed = load_model(drafter_folder("llama", models, distance=0.0), dtype="float32", packed=True)
+    packed = load_model(drafter_folder("llama", models, distance=0.0), dtype="float32")
     for temperature in (0.0, 1.0):
         for draft in (None, "ngram,min=1", f"model:{drafter}"):
             done = LLM(packed, draft).generate(PROMPTS, sampling(temperature))

@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from draftree.core.errors import ConfigurationError
 from draftree.loading.load import load_model
+from draftree.loading.loaded import LoadedModel
 from draftree.models.native.describe import plan_lowering
 from draftree.models.native.shares import TeamMemory, divide
 from draftree.models.torch.hf import HFModel
-from draftree.parallel.options import ParallelOptions
+from draftree.options import ModelOptions
 from families import fresh
 from native_samples import FAMILIES, SIZES
 from parallel_jobs import all_texts, digest, run
@@ -60,16 +63,25 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where
 
 
+def in_one_process(one: dict[str, Any]) -> LoadedModel:
+    """The model of a job; one that runs through torch has unpacked weights, as shares have."""
+    settings = one["settings"]
+    if settings["kernels"] != "torch":
+        return load_model(one["model"], **settings)
+    dtype = getattr(torch, settings["dtype"])
+    return load_model(AutoModelForCausalLM.from_pretrained(one["model"], dtype=dtype), kernels="torch")
+
+
 def require_same(jobs: list[dict[str, Any]], found: list[dict[str, Any]], *facts: str) -> None:
     """Require the texts of one process, and its values of these facts."""
     for one, other in zip(jobs, found, strict=True):
-        wanted = all_texts(load_model(one["model"], **one["settings"], packed=False), {**one, "drafts": [None]})
+        wanted = all_texts(in_one_process(one), {**one, "drafts": [None]})
         assert other["texts"] == dict.fromkeys(map(str, one["drafts"]), wanted["texts"]["None"])
         for fact in ("fingerprint", "length", *facts):
             assert other[fact] == wanted[fact]
         assert other["open"] == 0
         assert other["messages"] > 30
-        options = ParallelOptions(**one["options"])
+        options = ModelOptions(one["model"], **one["options"])
         if one["settings"]["kernels"] == "native":
             continue  # heads are not divided evenly
         assert 0 < other["token_bytes"] * options.tp <= wanted["token_bytes"]

@@ -15,10 +15,10 @@ from torch import Tensor
 from draftree import LLM, AsyncLLM, Completion, SamplingParams
 from draftree.core.errors import NonFiniteLogitsError
 from draftree.engine import round
-from draftree.engine.engine import EngineLimits
 from draftree.engine.sequence import TokenLogprob, WritingSequence
 from draftree.models.base import LanguageModel
 from draftree.models.table import TableLM, hashed
+from draftree.options import EngineLimits
 from engine_samples import VOCAB, engine_of, request, run, table_llm, text
 from families import VOCAB_SIZE, fresh, prompts, target
 from native_samples import in_c, native

@@ -64,7 +64,7 @@ def test_what_was_learned_persists_over_a_restart(tmp_path: Path) -> None:
 def test_texts_of_one_key_do_not_speed_up_another(tmp_path: Path) -> None:
     keys = tmp_path / "keys.txt"
     keys.write_text("alice: sk-alice-1234\nbob: sk-bob-12345\n", encoding="utf-8")
-    given = ServerSettings(models=(ModelChoice(NAME, "tiny", (ALIAS,)),), api_key_file=str(keys))
+    given = ServerSettings.of(models=(ModelChoice(NAME, "tiny", (ALIAS,)),), api_key_file=str(keys))
     for learn, is_faster in (("key", False), ("server", True)):
         with running_server(learning(learn), settings_given=given) as server:
             (text, first), (same, again) = written(server, ALICE), written(server, ALICE)
@@ -98,12 +98,12 @@ def test_without_learning_there_are_no_metrics_of_it() -> None:
 def test_settings_are_checked() -> None:
     with pytest.raises(ConfigurationError, match="learn is 'all'"):
         settings(learn="all")
-    plain = ServerSettings(models=choose_models(["stories15m"], ["ngram"]), learn="server")
+    plain = ServerSettings.of(models=choose_models(["stories15m"], ["ngram"]), learn="server")
     with pytest.raises(ConfigurationError, match="no model has a drafter that learns"):
         plain.require_methods()
-    both = ServerSettings(models=choose_models(["a=stories15m", "b=stories15m"], ["a=ngram"]), learn="server")
+    both = ServerSettings.of(models=choose_models(["a=stories15m", "b=stories15m"], ["a=ngram"]), learn="server")
     both.require_methods()
-    assert [both.llm_options(choice)["learn"] for choice in both.models] == [None, "server"]
+    assert [both.options_of(choice).learn for choice in both.models] == [None, "server"]
 
 
 def test_replicas_share_no_folder() -> None:

@@ -62,7 +62,7 @@ class Cluster:
         self.url = f"http://127.0.0.1:{port}"
 
     def settings(self, **changes: Any) -> ServerSettings:
-        return ServerSettings(
+        return ServerSettings.of(
             models=(ModelChoice("tiny", str(self.folder)),), port=self.port, exact=True, **self._changes | changes
         )
 

@@ -63,7 +63,7 @@ def test_options_reach_the_settings(started: list[ServerSettings], tmp_path: Pat
     arguments += ["--cors-origin", "https://a.org", "--cors-origin", "https://b.org", "--no-page", "--key-share", "0.5"]
     arguments += ["--log-format", "text", "--max-queue", "3", "--drain-timeout", "1.5", "--max-completion-tokens", "9"]
     assert run(["serve", *arguments]) == 0
-    expected = ServerSettings(
+    expected = ServerSettings.of(
         models=choose_models(["a=stories15m", "b=stories15m"], ["ngram,k=4", "b=none"]),
         host="0.0.0.0",
         port=0,

@@ -39,7 +39,7 @@ def test_two_models_share_one_budget(tmp_path: Path) -> None:
         ModelChoice("two", folder(tmp_path, 2), (), ()),
     )
     total = 64 * 2**20
-    models = load_models(ServerSettings(models=choices, memory=total, kernels="torch"))
+    models = load_models(ServerSettings.of(models=choices, memory=total, kernels="torch"))
     budgets = [model.llm.llm.engine._budget.sequence_bytes for model in models]
     assert sum(budgets) == pytest.approx(total, abs=2)
     assert budgets[0] == budgets[1]
@@ -60,7 +60,7 @@ def test_two_models_share_one_budget(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("drafts", "verify"), [(("auto",), "coupled"), (("ngram",), "coupled"), (("ngram",), "block")])
 def test_a_prediction_is_drafted_from_beside_any_drafter(tmp_path: Path, drafts: tuple[str, ...], verify: str) -> None:
     choices = (ModelChoice("one", folder(tmp_path, 1), (), drafts),)
-    settings = ServerSettings(models=choices, kernels="torch", plan="fixed", verify=verify)
+    settings = ServerSettings.of(models=choices, kernels="torch", plan="fixed", verify=verify)
     body: dict[str, Any] = {"prompt": "The quick brown fox", "max_tokens": 24, "temperature": 0}
     with running_server(load_models(settings)) as running, httpx.Client(base_url=running.url, timeout=60) as http:
         (plain,) = http.post("/v1/completions", json={**body, "draft": "none"}).json()["choices"]
@@ -99,7 +99,7 @@ def test_the_drafter_of_predictions_is_loaded_where_it_fits(
     tmp_path: Path, drafts: tuple[str, ...], options: dict[str, Any], loaded: tuple[str, ...]
 ) -> None:
     choice = ModelChoice("one", folder(tmp_path, 1), (), drafts)
-    (model,) = load_models(ServerSettings(models=(choice,), kernels="torch", **options))
+    (model,) = load_models(ServerSettings.of(models=(choice,), kernels="torch", **options))
     assert model.drafts == loaded
     model.llm._driver.close()
 

@@ -13,7 +13,7 @@ from draftree.serve.settings import ModelChoice, ServerSettings, choose_models, 
 
 
 def settings(**options: Any) -> ServerSettings:
-    return ServerSettings(models=options.pop("models", choose_models(["stories15m"])), **options)
+    return ServerSettings.of(models=options.pop("models", choose_models(["stories15m"])), **options)
 
 
 def test_a_model_is_served_under_its_own_name_with_a_lossless_drafter() -> None:
@@ -136,15 +136,14 @@ def test_malformed_sizes_are_refused(text: str) -> None:
 def test_methods_are_checked_before_anything_is_loaded(
     drafters: list[str], options: dict[str, Any], message: str
 ) -> None:
-    given = settings(models=choose_models(["no-such-model"], drafters), **options)
     with pytest.raises(ConfigurationError, match=message):
-        given.require_methods()
+        settings(models=choose_models(["no-such-model"], drafters), **options).require_methods()
 
 
 def test_a_planner_is_only_for_models_with_a_drafter() -> None:
     given = settings(models=choose_models(["a=x", "b=y"], ["a=suffix", "b=none"]), plan="fixed:4")
     given.require_methods()
-    assert [given.llm_options(choice)["plan"] for choice in given.models] == ["fixed:4", None]
+    assert [given.options_of(choice).plan for choice in given.models] == ["fixed:4", None]
 
 
 @pytest.mark.parametrize(("text", "found"), [("3", (3, 1, 4)), ("2-6", (None, 2, 6))])
@@ -175,7 +174,7 @@ def test_settings_and_options_are_read_from_the_environment() -> None:
     )
     assert [choice.name for choice in settings.models] == ["tiny", "other"]
     assert settings.models[0].drafts == ("ngram",)
-    assert (settings.max_body_bytes, settings.request_timeout, settings.exact) == (2 << 20, 7.5, True)
+    assert (settings.max_body_bytes, settings.request_timeout, settings.options.exact) == (2 << 20, 7.5, True)
     assert settings.cors_origins == ("https://a.org", "https://b.org")
     assert (options.num_replicas, options.max_replicas, options.most_replicas) == (None, 6, 6)
 
@@ -198,7 +197,7 @@ def test_wrong_variables_are_refused(name: str, value: str, part: str) -> None:
 
 def test_replicas_need_a_port_and_share_processors() -> None:
     for change in ({"port": 0}, {"uds": "/tmp/x"}, {"port": 1, "affinity": "0-1"}):
-        settings = ServerSettings(models=(ModelChoice("m", "m"),), **change)
+        settings = ServerSettings.of(models=(ModelChoice("m", "m"),), **change)
         with pytest.raises(ConfigurationError, match="replicas"):
             ReplicaOptions().require_fit(settings)
 
@@ -206,7 +205,7 @@ def test_replicas_need_a_port_and_share_processors() -> None:
 def test_processes_of_a_divided_model_have_cores_and_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     models = (ModelChoice(name="tiny", source="tiny"),)
-    settings = ServerSettings(models=models, tp=2, pp=2, threads=3, port=1)
+    settings = ServerSettings.of(models=models, tp=2, pp=2, threads=3, port=1)
     options = ReplicaOptions(num_replicas=2)
     options.require_fit(settings)
     assert (options.threads(settings), options.cpus(settings)) == (3, 12)

@@ -7,11 +7,12 @@ from typing import Any
 
 from draftree import LLM, SamplingParams
 from draftree.drafters.base import DraftTraits
-from draftree.engine.engine import Engine, EngineLimits
+from draftree.engine.engine import Engine
 from draftree.engine.parts import EngineParts
 from draftree.engine.sequence import DraftChoice, WritingSequence
 from draftree.models.base import LanguageModel
 from draftree.models.table import TableLM, hashed
+from draftree.options import EngineLimits
 from draftree.verifiers import VERIFIERS
 
 VOCAB = 12

@@ -12,10 +12,11 @@ from typing import Any
 
 from draftree import LLM
 from draftree.drafters import drafts
-from draftree.loading.load import load_target
+from draftree.loading.load import load_model
 from draftree.loading.loaded import LoadedModel
 from draftree.models.base import Edit, LanguageModel, Pass, PassResult, Slot
 from draftree.models.memory import Footprint
+from draftree.options import ModelOptions
 
 Cost = Callable[[int], float]
 """Seconds of a pass over so many rows."""
@@ -98,5 +99,5 @@ def paced(loaded: LoadedModel, clock: FakeClock, cost: Cost = memory_bound) -> L
 def paced_llm(model: Any, draft: str | None = None, *, cost: Cost = memory_bound, **options: Any) -> LLM:
     """An `LLM` by a clock of its own, which passes of the target alone move on: a draft costs next to nothing."""
     clock = FakeClock()
-    loaded = load_target(model, "auto", "auto", kernels="auto", quantization=None)
-    return LLM(paced(loaded, clock, cost), draft, clock=clock, **options)
+    given = model if isinstance(model, ModelOptions) else ModelOptions(model, draft, **options)
+    return LLM(given.over(paced(load_model(given), clock, cost), clock=clock))

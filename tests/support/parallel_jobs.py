@@ -180,10 +180,10 @@ def main(rank: int, size: int, folder: Path) -> None:
     import torch
     from torch.distributed import FileStore
 
+    from draftree.options import ModelOptions
     from draftree.parallel import world as worlds
     from draftree.parallel.channel import Member
     from draftree.parallel.load import attend, lead
-    from draftree.parallel.options import LoadSettings, ParallelOptions
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     faulthandler.dump_traceback_later(SECONDS - 60, exit=True)  # what a process that hangs waits for
@@ -198,13 +198,13 @@ def main(rank: int, size: int, folder: Path) -> None:
         never_end(jobs)
     found = []
     for job in jobs:
-        options, settings = ParallelOptions(**job["options"]), LoadSettings(**job["settings"])
+        options = ModelOptions(job["model"], **job["options"], **job["settings"])
         if rank:
-            attend(world, Member(world), job["model"], options, settings)
+            attend(world, Member(world), options)
             if job.get("sums"):
                 sums_alike()
             continue
-        loaded = lead(world, job["model"], options, settings)
+        loaded = lead(world, options)
         found.append(all_texts(loaded, job))
         if job.get("digest"):
             found[-1]["digest"] = digest(loaded.model)

@@ -18,7 +18,7 @@ ASKED: dict[str, Any] = {"max_tokens": 40, "temperature": 0.7, "seed": 3, "ignor
 
 
 async def main(folder: str, prompt: str) -> None:
-    settings = ServerSettings(models=choose_models([folder], ["suffix,min=1"]), tp=2, dtype="float32", device="cpu")
+    settings = ServerSettings.of(models=choose_models([folder], ["suffix,min=1"]), tp=2, dtype="float32", device="cpu")
     replica = await LoadedApp.load(settings, threads=1)
     before = len(children(os.getpid()))
     transport: Any = httpx.ASGITransport(replica.app)

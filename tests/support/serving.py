@@ -87,7 +87,7 @@ def tiny_async_llm(draft: Any = "ngram", **options: Any) -> AsyncLLM:
 
 
 def settings(**changes: Any) -> ServerSettings:
-    return ServerSettings(models=(ModelChoice(NAME, "tiny", (ALIAS,)),), **changes)
+    return ServerSettings.of((ModelChoice(NAME, "tiny", (ALIAS,)),), **changes)
 
 
 @dataclass(frozen=True)

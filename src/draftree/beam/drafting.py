@@ -21,10 +21,11 @@ from draftree.core.errors import ConfigurationError, InvalidRequestError
 from draftree.core.tensors import to_device, to_host
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import Budget
-from draftree.drafters import DRAFTERS, NO_DRAFT
+from draftree.drafters import DRAFTERS
 from draftree.drafters.base import DraftContext, Drafter, SequenceView
 from draftree.drafters.model import ModelDrafter
 from draftree.models.base import LanguageModel
+from draftree.options import NO_DRAFT
 from draftree.sampling.controls import Controls, build_controls
 from draftree.sampling.history import History
 from draftree.sampling.params import SamplingParams

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,10 +10,11 @@ import typer
 
 from draftree.cli.bench import PROMPTS, Category, Limit, MaxTokens, Prompts, Seed
 from draftree.cli.layout import argument, option
-from draftree.cli.options import OUTPUT, SPECULATION, Execution, complete_draft, complete_model, execution_of, takes
+from draftree.cli.options import EXECUTION_OPTIONS, OUTPUT, Setup, complete_draft, complete_model, takes_setup
 from draftree.cli.render import note
 from draftree.core.errors import ConfigurationError, require_extra
 from draftree.lab.figures.base import FIGURES
+from draftree.options import SPECULATION
 
 if TYPE_CHECKING:
     from draftree.engine.trace import Trace
@@ -58,7 +60,7 @@ Listing = Annotated[bool, option("List all figures and end.", panel=OUTPUT, name
 Folder = Annotated[Path | None, option("Folder of the figures, and of the recorded traces.", "DIR", OUTPUT)]
 
 
-@takes("execution", execution_of)
+@takes_setup(*EXECUTION_OPTIONS, generation_config="none")
 def analyse(
     model: Model = None,
     *,
@@ -71,7 +73,7 @@ def analyse(
     max_tokens: MaxTokens = 48,
     temperature: Annotated[float, option("0 takes the most likely token.", "X", PROMPTS)] = 0.0,
     seed: Seed = 0,
-    execution: Execution,
+    setup: Setup,
     trace: Traces = None,
     results: ResultsFiles = None,
     figures: Figures = None,
@@ -101,7 +103,7 @@ def analyse(
         for run, reason in refused.items():
             note(f"run '{run}' is left out: {reason}")
         workload = (prompts, tuple(category or ()), limit)
-        material = with_traces(material, record_all(asked, specs, execution, workload, folder))
+        material = with_traces(material, record_all(asked, specs, setup, workload, folder))
     drawn = draw_all(wanted, material, folder, must=figures is not None, refused=refused, on_drawn=typer.echo)
     for name, reason in drawn.skipped.items():
         note(f"not drawn: {name}: {reason}")
@@ -131,7 +133,7 @@ def list_figures() -> None:
 def record_all(
     asked: RecordingOptions,
     specs: list[RunSpec],
-    execution: Execution,
+    setup: Setup,
     prompts: tuple[Path | None, tuple[str, ...], int | None],
     output: Path,
 ) -> list[Trace]:
@@ -144,7 +146,7 @@ def record_all(
 
     file, categories, limit = prompts
     workload = read_workload(file or SHIPPED).choose(categories, limit)
-    setup = execution.setup(asked.model, draft=asked.draft)
+    setup = replace(setup, model=asked.model, draft=asked.draft)
     loaded = fetch_and_load(setup)
     tokenizer = tokenizer_of(loaded, None, trust_remote_code=loaded.runs_code)
     if tokenizer is None:

@@ -16,16 +16,17 @@ from draftree.beam.trace import BeamTrace, tree_svg
 from draftree.beam.trie import TokenTrie
 from draftree.cli.layout import option
 from draftree.cli.options import (
+    EXECUTION_OPTIONS,
     AsJson,
     Chat,
-    Execution,
     Model,
     Prompt,
+    Setup,
     System,
     decoder_of,
-    execution_of,
     import_engine,
     takes,
+    takes_setup,
 )
 from draftree.cli.prompt import Task, read_prompt
 from draftree.cli.render import note, say
@@ -71,7 +72,7 @@ def read_changes(texts: Sequence[str]) -> dict[str, Any]:
     return changes
 
 
-@takes("execution", execution_of)
+@takes_setup(*EXECUTION_OPTIONS, draft=None, generation_config="none")
 @takes("decoder", decoder_of)
 def beam(
     model: Model,
@@ -135,7 +136,7 @@ def beam(
     decoder: DecoderOptions,
     chat: Chat = None,
     system: System = None,
-    execution: Execution,
+    setup: Setup,
     as_json: AsJson = False,
 ) -> None:
     """Search the most likely texts with beams. They go to standard output, best first; scores to standard error."""
@@ -168,8 +169,8 @@ def beam(
     import_engine()
     from draftree.cli.runs import dump, fetch_and_load
 
-    setup = execution.setup(model)
-    llm = setup.over(fetch_and_load(setup))
+    setup = dataclasses.replace(setup, model=model)
+    llm = setup.llm(fetch_and_load(setup))
     task = task.decided(llm)
     loaded: dict[str, Any] = {}
     if force_phrase:

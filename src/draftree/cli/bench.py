@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,25 +16,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from draftree.cli.layout import PlainCommand, PlainGroup, argument, option
 from draftree.cli.options import (
+    EXECUTION_OPTIONS,
     OUTPUT,
-    Device,
-    Execution,
-    Kernels,
+    PARALLEL_OPTIONS,
     Model,
-    Threads,
-    TrustRemoteCode,
+    Setup,
     complete_draft,
     complete_plan,
     complete_verify,
-    execution_of,
-    parallel_of,
     require_new,
-    takes,
+    takes_setup,
 )
 from draftree.cli.render import note
 from draftree.core.errors import ConfigurationError, require_extra
 from draftree.parallel.entry import leave_to_rank_zero
-from draftree.parallel.options import ParallelOptions
 
 if TYPE_CHECKING:
     from draftree.lab.bench.benchmark import Benchmark, BenchSettings
@@ -157,8 +153,7 @@ Record = Annotated[
 ]
 
 
-@takes("execution", execution_of)
-@takes("parallel", parallel_of)
+@takes_setup(*EXECUTION_OPTIONS, *PARALLEL_OPTIONS)
 def run(
     model: Model,
     *,
@@ -174,20 +169,20 @@ def run(
     seed: Seed = 0,
     repeats: Repeats = 3,
     batch: Batch = 1,
-    execution: Execution,
-    parallel: ParallelOptions,
+    setup: Setup,
     output: Output = None,
     record: Record = None,
 ) -> None:
     """Run every prompt with every method, interleaved, and compare the speeds."""
-    leave_to_rank_zero(model, parallel, execution.loading, threads=execution.threads)
+    setup = dataclasses.replace(setup, model=model)
+    leave_to_rank_zero(setup)
     require_new(output)
     if record is not None and record.exists():
         raise ConfigurationError(f"'{record}' already exists, and traces are never overwritten: choose another path")
     from draftree.lab.bench.benchmark import BenchSettings
 
     settings = BenchSettings(
-        model=model,
+        setup,
         drafts=tuple(draft or ()),
         plans=tuple(plan or ()),
         verify=verify,
@@ -198,8 +193,6 @@ def run(
         temperature=temperature,
         seed=seed,
         repeats=repeats,
-        **execution.values,
-        parallel=parallel,
         batch=batch,
         peer=peer,
     )
@@ -221,7 +214,7 @@ def run_and_show(settings: BenchSettings, output: Path | None, record: Path | No
         note_kernels(ready.header)
         try:
             ready.warm_up()
-            traces.begin(ready, settings.model)
+            traces.begin(ready, settings.options.model)
             write_all(ready, lines)
             complete = True
         except KeyboardInterrupt:
@@ -251,7 +244,7 @@ def write_all(
             bar.advance(task, len(group))
 
 
-@takes("execution", execution_of)
+@takes_setup(*EXECUTION_OPTIONS)
 def passes(
     model: Model,
     *,
@@ -261,7 +254,7 @@ def passes(
         option("Tokens before the pass; if not given, 256, or as many as fit into a shorter context.", "N", COMPARED),
     ] = None,
     repeats: Annotated[int, option("Passes of each kind.", "N", HOW)] = 20,
-    execution: Execution,
+    setup: Setup,
     output: Output = None,
 ) -> None:
     """Time passes of a model by number of tokens, with the lower bound from memory bandwidth."""
@@ -271,16 +264,16 @@ def passes(
     from draftree.lab.bench.passes import PassSettings, measure
 
     settings = PassSettings(
-        model=model,
+        dataclasses.replace(setup, model=model),
         rows=counts,
         prefix=prefix,
         repeats=repeats,
-        **execution.values,
     )
     header, records = measure(settings, fetch=resolve_with_bar)
     write_and_show(output, header, (("pass", record) for record in records))
 
 
+@takes_setup("device", "kernels", "threads", "trust_remote_code")
 def perplexity(
     model: Model,
     *,
@@ -295,10 +288,7 @@ def perplexity(
     ] = None,
     limit: Annotated[int | None, option("Maximum number of tokens of the text.", "N", PROMPTS)] = None,
     dtype: Annotated[str, option("Dtype of keys and values with int8 or int4 weights.", "NAME", HOW)] = "auto",
-    device: Device = "auto",
-    kernels: Kernels = "auto",
-    threads: Threads = None,
-    trust_remote_code: TrustRemoteCode = False,
+    setup: Setup,
     output: Output = None,
 ) -> None:
     """Measure the perplexity of a text; with several kinds of weights, compare each with the first."""
@@ -307,15 +297,10 @@ def perplexity(
     from draftree.lab.bench.perplexity import PerplexitySettings, measure
 
     settings = PerplexitySettings(
-        model=model,
+        dataclasses.replace(setup, model=model, dtype=dtype),
         text=text,
         weights=tuple(weights or ("auto",)),
         limit=limit,
-        dtype=dtype,
-        device=device,
-        kernels=kernels,
-        threads=threads,
-        trust_remote_code=trust_remote_code,
     )
     header, records = measure(settings, fetch=resolve_with_bar)
     write_and_show(output, header, (("perplexity", noted(record, header["device"])) for record in records))
@@ -400,7 +385,7 @@ ScoreTolerance = Annotated[float, option("Share by which the speed over plain ma
 Files = Annotated[list[Path], argument("Submissions.", "FILE...")]
 
 
-@takes("execution", execution_of)
+@takes_setup(*EXECUTION_OPTIONS)
 def suite(
     model: Model,
     *,
@@ -416,7 +401,7 @@ def suite(
     temperature: Temperature = 0.0,
     seed: Seed = 0,
     repeats: Repeats = 1,
-    execution: Execution,
+    setup: Setup,
     baseline: Baseline = None,
     tokens_tolerance: TokensTolerance = 0.02,
     score_tolerance: ScoreTolerance = 0.25,
@@ -436,7 +421,7 @@ def suite(
     tolerance = Tolerance(tokens_tolerance, score_tolerance)
     stored = None if baseline is None else read_submission(baseline)
     settings = SuiteSettings(
-        model=model,
+        dataclasses.replace(setup, model=model),
         drafts=tuple(draft or ()),
         plans=tuple(plan or ()),
         verify=verify,
@@ -447,7 +432,6 @@ def suite(
         temperature=temperature,
         seed=seed,
         repeats=repeats,
-        **execution.values,
     )
     journal = None if output is None else journal_of(output)
     ready = prepare_suite(settings, fetch=resolve_with_bar)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import typer
 
 from draftree.cli.flags import sampling_of
 from draftree.cli.generate import Stream
-from draftree.cli.options import AsJson, How, Model, System, When, how_of, import_engine, takes
+from draftree.cli.options import ALL_OPTIONS, AsJson, Model, Setup, System, When, import_engine, takes, takes_setup
 from draftree.cli.render import Colour, Style, is_terminal, note, say
 from draftree.loading.resolve import require_sound
 from draftree.sampling.params import SamplingParams
@@ -27,12 +28,12 @@ NOT_OF_CHATS = frozenset({"n", "logprobs", "prompt_logprobs", "truncate_prompt_t
 
 
 @takes("params", sampling_of(without=NOT_OF_CHATS, defaults=DEFAULTS))
-@takes("how", how_of, fixed={"learn": None})
+@takes_setup(*(name for name in ALL_OPTIONS if name != "learn"))
 def chat(
     context: typer.Context,
     model: Model,
     *,
-    how: How,
+    setup: Setup,
     system: System = None,
     stream: Stream = None,
     colour: When = Colour.AUTO,
@@ -51,7 +52,7 @@ def chat(
     from draftree.cli.chat_session import Conversation, Drafting, PipeReader, Session, TerminalReader
     from draftree.cli.runs import Screen
 
-    setup = how.setup(model)
+    setup = dataclasses.replace(setup, model=model)
     is_interactive = is_terminal(sys.stdin) and is_terminal(sys.stdout) and not as_json
     answers = Style.chosen(colour, sys.stdout)
     notes = answers if is_interactive else Style.chosen(colour, sys.stderr)

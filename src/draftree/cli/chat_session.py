@@ -28,10 +28,11 @@ from draftree.core.errors import (
     is_out_of_memory,
     suggestion,
 )
-from draftree.drafters import NO_DRAFT, drafts
+from draftree.drafters import drafts
 from draftree.engine.sequence import Update
 from draftree.llm import LLM
 from draftree.loading.loaded import LoadedModel, load_tokenizer
+from draftree.options import NO_DRAFT
 from draftree.outputs import Completion, CompletionStats, completion_of, stats_of
 from draftree.remote.address import is_remote
 from draftree.sampling.params import SamplingParams
@@ -243,7 +244,7 @@ class Drafting:
         self._has_grammar = has_grammar
         self._start = setup
         self.setup = setup.decided(self._loaded)
-        self.llm = self.setup.over(self._loaded, tokenizer=self._tokenizer)
+        self.llm = self.setup.llm(self._loaded, tokenizer=self._tokenizer)
 
     @property
     def name(self) -> str:
@@ -259,7 +260,8 @@ class Drafting:
             for name in methods.draft_models:
                 resolve_with_bar(name)
             with waiting(f"loading drafter {draft}"):
-                llm = self._start.over(self._loaded, drafters=(draft, *self.llm.drafts), tokenizer=self._tokenizer)
+                each = (draft, *self.llm.drafts)
+                llm = self._start.llm(self._loaded, draft=each, tokenizer=self._tokenizer)
             self.llm.forget()  # its cached prefixes would keep their memory
             self.llm = llm
         self.setup = setup

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import sys
 import textwrap
@@ -13,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from draftree.cli.layout import option
-from draftree.cli.options import Device, Dtype, TrustRemoteCode, When, complete_draft, complete_model
+from draftree.cli.options import When, complete_draft, complete_model, takes_setup
 from draftree.cli.render import Colour, Style, say, waiting
 from draftree.core.errors import ConfigurationError
-from draftree.drafters import AUTO_DRAFT
+from draftree.options import AUTO_DRAFT
 
 if TYPE_CHECKING:
     from draftree.cli.runs import Run, Setup
@@ -68,13 +69,12 @@ DEMO_PROMPTS = (
 )
 
 
+@takes_setup("dtype", "device", "trust_remote_code", generation_config="none")
 def demo(
     *,
     model: Annotated[str, option("A model with a chat template.", "NAME", complete=complete_model)] = MODEL,
     draft: Annotated[str, option("The drafter.", "SPEC", complete=complete_draft)] = AUTO_DRAFT,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    trust_remote_code: TrustRemoteCode = False,
+    setup: Setup,
     colour: When = Colour.AUTO,
 ) -> None:
     """Show a real model generate the same text, plain and with speculation.
@@ -82,9 +82,9 @@ def demo(
     Two prompts, decoded greedily, each plain first and then with speculation. Weights are downloaded once. Exit status
     1 if a text differs.
     """
-    from draftree.cli.runs import Setup, fetch_and_load
+    from draftree.cli.runs import fetch_and_load
 
-    setup = Setup(model, draft, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    setup = dataclasses.replace(setup, model=model, draft=draft)
     if setup.is_plain:
         raise typer.BadParameter("the demo needs a drafter", param_hint="--draft")
     style = Style.chosen(colour, sys.stdout)
@@ -92,7 +92,7 @@ def demo(
     setup = setup.decided(loaded)
     if setup.is_plain:
         raise ConfigurationError(f"the demo needs a drafter, and {setup.auto_note}: name one with --draft")
-    fast, plain = setup.over(loaded), setup.plainly().over(loaded)
+    fast, plain = setup.llm(loaded), setup.plainly().llm(loaded)
     with waiting("warming up"):
         loaded.model.settle()
         for llm in (plain, fast):

@@ -13,18 +13,16 @@ from rich.table import Table
 
 from draftree.cli.layout import argument, option
 from draftree.cli.options import (
+    EXECUTION_OPTIONS,
     OUTPUT,
-    RUNNING,
-    SPECULATION,
     AsJson,
-    Execution,
-    Verify,
+    Setup,
     complete_draft,
     complete_model,
-    execution_of,
-    takes,
+    takes_setup,
 )
 from draftree.core.host import ranges
+from draftree.options import EXECUTION, SPECULATION
 
 if TYPE_CHECKING:
     from draftree.engine.memory import SlotEstimate
@@ -51,7 +49,7 @@ Draft = Annotated[
     str | None, option("A drafter, as for 'draftree generate'.", "SPEC", SPECULATION, complete=complete_draft)
 ]
 Length = Annotated[
-    int | None, option("Tokens per slot, prompt and text; 2048 or the context length if not given.", "N", RUNNING)
+    int | None, option("Tokens per slot, prompt and text; 2048 or the context length if not given.", "N", EXECUTION)
 ]
 Measure = Annotated[
     bool,
@@ -59,14 +57,13 @@ Measure = Annotated[
 ]
 
 
-@takes("execution", execution_of)
+@takes_setup(*EXECUTION_OPTIONS, "verify")
 def doctor(
     model: Subject = None,
     *,
     draft: Draft = None,
-    verify: Verify = "coupled",
     length: Length = None,
-    execution: Execution,
+    setup: Setup,
     measure: Measure = False,
     as_json: AsJson = False,
 ) -> None:
@@ -74,34 +71,31 @@ def doctor(
     if model is None:
         given = {
             "--draft": draft,
-            "--verify": verify,
+            "--verify": setup.verify,
             "--length": length,
-            "--dtype": execution.dtype,
-            "--kernels": execution.kernels,
-            "--quantization": execution.quantization,
-            "--offload": execution.offload,
-            "--kv-dtype": execution.kv_dtype,
+            "--dtype": setup.dtype,
+            "--kernels": setup.kernels,
+            "--quantization": setup.quantization,
+            "--offload": setup.offload,
+            "--kv-dtype": setup.kv_dtype,
             "--measure": measure,
-            "--affinity": execution.affinity,
-            "--trust-remote-code": execution.trust_remote_code,
+            "--affinity": setup.affinity,
+            "--trust-remote-code": setup.trust_remote_code,
         }
         refuse_given(given, "it needs a model: name one")
     elif draft is None:
-        refuse_given({"--verify": verify}, "it needs a drafter: name one with --draft")
+        refuse_given({"--verify": setup.verify}, "it needs a drafter: name one with --draft")
     from draftree.core.host import apply_threads
     from draftree.lab.doctor import DoctorSettings, examine_machine
 
     settings = DoctorSettings(
-        model=model or "",
-        draft=draft,
-        verify=verify,
-        **execution.values,
+        dataclasses.replace(setup, model=model or "", draft=draft),
         length=length,
         measure=measure,
     )
     settings.methods()
-    apply_threads(settings.threads, settings.affinity)
-    machine = examine_machine(execution.device)
+    apply_threads(setup.threads, setup.affinity)
+    machine = examine_machine(setup.device)
     if not as_json:
         show("Machine", machine_lines(machine))
     elif model is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +10,7 @@ import typer
 
 from draftree.cli.generate import check_material
 from draftree.cli.layout import argument, option
-from draftree.cli.options import Chat, How, Model, System, how_of, takes
+from draftree.cli.options import ALL_OPTIONS, Chat, Model, Setup, System, takes_setup
 from draftree.cli.prompt import Task
 from draftree.cli.render import Colour, Style, say
 from draftree.core.errors import ConfigurationError
@@ -26,12 +27,12 @@ NOISE = 1.05
 """Ratio of two decode rates up to which they count as equal."""
 
 
-@takes("how", how_of, fixed={"learn": None, "allow_control_tokens": False, "exact": False})
+@takes_setup(*(name for name in ALL_OPTIONS if name not in ("learn", "allow_control_tokens", "exact")))
 def explain(
     model: Model,
     prompt: Annotated[str, argument("The prompt.", "PROMPT")] = PROMPT,
     *,
-    how: How,
+    setup: Setup,
     chat: Chat = None,
     system: System = None,
     max_tokens: Annotated[int, option("Maximum number of tokens.", "N")] = 128,
@@ -42,12 +43,12 @@ def explain(
         raise typer.BadParameter("--no-chat has no system message: leave one of them out", param_hint="--system")
     from draftree.cli.runs import announce_lossy, fetch_and_load, warm_up, write
 
-    setup = how.setup(model)
+    setup = dataclasses.replace(setup, model=model)
     if setup.is_plain:
         raise ConfigurationError("there is nothing to explain without a drafter: name one with --draft, such as ngram")
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=0)
     check_material(setup, params)
-    announce_lossy(how.verify, temperature, Style.chosen(Colour.AUTO, sys.stderr))
+    announce_lossy(setup.verify, temperature, Style.chosen(Colour.AUTO, sys.stderr))
     loaded = fetch_and_load(setup)
     setup = setup.decided(loaded)
     if setup.auto_note:
@@ -55,7 +56,7 @@ def explain(
     if setup.is_plain:
         return
     chosen = setup.methods().plan
-    plain, fast = setup.plainly().over(loaded), setup.over(loaded)
+    plain, fast = setup.plainly().llm(loaded), setup.llm(loaded)
     task = Task(prompt, system, chat).decided(fast)
     for llm in (plain, fast):
         warm_up(llm)

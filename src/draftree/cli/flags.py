@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from draftree.cli.layout import option
-from draftree.cli.options import SAMPLING
+from draftree.options import SAMPLING
 from draftree.sampling.params import SamplingParams
 
 T = TypeVar("T")

@@ -12,27 +12,27 @@ import typer
 from draftree.cli.flags import sampling_of
 from draftree.cli.layout import option
 from draftree.cli.options import (
+    ALL_OPTIONS,
     OUTPUT,
+    PARALLEL_OPTIONS,
     TEXT,
     AsJson,
     Chat,
-    How,
     Model,
     Prompt,
+    Setup,
     System,
     When,
     decoder_of,
-    how_of,
     import_engine,
-    parallel_of,
     require_new,
     takes,
+    takes_setup,
 )
 from draftree.cli.prompt import FilePrompt, Request, Task, read_prompt, read_prompts
 from draftree.cli.render import Colour, Style, is_terminal, note, say
 from draftree.loading.resolve import require_sound
 from draftree.parallel.entry import leave_to_rank_zero
-from draftree.parallel.options import ParallelOptions
 from draftree.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -80,8 +80,7 @@ def require_alone(prompt: str | None, *, stream: bool | None, compare: bool) -> 
 
 
 @takes("params", sampling_of())
-@takes("how", how_of)
-@takes("parallel", parallel_of)
+@takes_setup(*ALL_OPTIONS, *PARALLEL_OPTIONS)
 @takes("decoder", decoder_of)
 def generate(
     context: typer.Context,
@@ -89,8 +88,7 @@ def generate(
     prompt: Prompt = None,
     *,
     prompts: Prompts = None,
-    how: How,
-    parallel: ParallelOptions,
+    setup: Setup,
     decoder: DecoderOptions,
     chat: Chat = None,
     system: System = None,
@@ -102,11 +100,12 @@ def generate(
     params: SamplingParams,
 ) -> None:
     """Generate text. The text goes to standard output, everything else to standard error."""
-    leave_to_rank_zero(model, parallel, how.loading, threads=how.threads)
+    setup = dataclasses.replace(setup, model=model)
+    leave_to_rank_zero(setup)
     check_output(params, as_json=as_json, stream=stream, colour=colour)
     if chat is False and system is not None:
         raise typer.BadParameter("--no-chat has no system message: leave one of them out", param_hint="--system")
-    if chat is False and how.allow_control_tokens:
+    if chat is False and setup.allow_control_tokens:
         raise typer.BadParameter(
             "with --no-chat control tokens are always encoded as such: leave one of them out",
             param_hint="--allow-control-tokens",
@@ -120,7 +119,6 @@ def generate(
     import_engine()
     from draftree.cli.runs import Screen
 
-    setup = how.setup(model, parallel=parallel)
     check_material(setup, params)
     check_beside(setup, compare=compare, record=record)
     live = params.n == 1 and (is_terminal(sys.stdout) if stream is None else stream)
@@ -240,10 +238,10 @@ def compare_and_report(setup: Setup, request: Request, screen: Screen | None, no
     loaded = fetch_and_load(setup)
     setup = setup.decided(loaded)
     check_beside(setup, compare=True, record=None)
-    fast = setup.over(loaded)
+    fast = setup.llm(loaded)
     announce_methods(setup, fast, request.params, notes)
     without = setup.plainly()
-    plain = without.over(loaded)
+    plain = without.llm(loaded)
     request = request.met(fast)
     for llm in (plain, fast):
         warm_up(llm, request.params.constraint, request.task)

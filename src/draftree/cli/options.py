@@ -7,7 +7,7 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -18,16 +18,18 @@ from draftree.cli.render import Colour, waiting
 from draftree.core.errors import ConfigurationError
 from draftree.core.host import spare_collection, without_collection
 from draftree.core.registry import Registry
-from draftree.drafters import AUTO_DRAFT, DRAFTERS, NO_DRAFT
-from draftree.parallel.options import ParallelOptions
+from draftree.drafters import DRAFTERS
+from draftree.options import AUTO_DRAFT, NO_DRAFT, TEXT, ModelOptions
 from draftree.planners import PLANNERS
 from draftree.verifiers import VERIFIERS
 from draftree.weights.cache import Cache
 from draftree.weights.catalogue import CATALOGUE
 
 if TYPE_CHECKING:
-    from draftree.cli.runs import Setup
+    from draftree.build import Methods
     from draftree.engine.prompts import DecoderOptions
+    from draftree.llm import LLM
+    from draftree.loading.loaded import LoadedModel
 
 NEEDS_MODEL = "model"
 """The drafter whose name is completed together with its colon."""
@@ -73,10 +75,6 @@ def starting(incomplete: str, known: Iterable[tuple[str, str]]) -> Completed:
     return [(name, text) for name, text in known if name.startswith(incomplete)]
 
 
-TEXT = "Text"
-RUNNING = "Execution"
-SAMPLING = "Sampling"
-SPECULATION = "Speculation"
 OUTPUT = "Output"
 
 Model = Annotated[
@@ -84,80 +82,6 @@ Model = Annotated[
 ]
 Prompt = Annotated[
     str | None, argument("The prompt; '-', or none with a pipe: standard input without its final line break.", "PROMPT")
-]
-Device = Annotated[str, option("auto, cpu, cuda or cuda:N.", "NAME", RUNNING)]
-Dtype = Annotated[str, option("auto, float32, bfloat16, float16 or float64.", "NAME", RUNNING)]
-Kernels = Annotated[str, option("Implementation of passes: auto, native, torch or graphs.", "NAME", RUNNING)]
-Quantization = Annotated[
-    str | None,
-    option(
-        "int8 or int4 for weights of 8 or 4 bits: faster, but a different model; unquantized if not given.",
-        "NAME",
-        RUNNING,
-    ),
-]
-Offload = Annotated[
-    str | None,
-    option("Memory for weights, such as 8GB: other layers are read from a file in every pass.", "SIZE", RUNNING),
-]
-KvDtype = Annotated[
-    str | None,
-    option(
-        "int8 for keys and values of 8 bits: half the memory, but other texts; the model's dtype if not given.",
-        "NAME",
-        RUNNING,
-    ),
-]
-TrustRemoteCode = Annotated[
-    bool,
-    option(
-        "Allow Python code from the model's folder, for models that need it.",
-        panel=RUNNING,
-        names="--trust-remote-code",
-    ),
-]
-Threads = Annotated[
-    int | None,
-    option(
-        "CPU threads of passes; if not given, one for each fast core of a memory node, within the quota.", "N", RUNNING
-    ),
-]
-Affinity = Annotated[
-    str | None,
-    option(
-        "Processors of all threads: auto (those that 'draftree doctor' shows), none, or a list such as 0-3,8. If "
-        "not given: auto on machines with several memory nodes or kinds of cores.",
-        "LIST",
-        RUNNING,
-    ),
-]
-Verify = Annotated[str, option("The verifier.", "RULE", SPECULATION, complete=complete_verify)]
-Draft = Annotated[
-    str,
-    option(
-        "The drafter: auto (chosen for the model), none, ngram, suffix, prediction, model:NAME, head:NAME; "
-        "options after commas (ngram,k=4).",
-        "SPEC",
-        SPECULATION,
-        complete=complete_draft,
-    ),
-]
-Plan = Annotated[
-    str | None,
-    option(
-        "The planner of draft sizes, such as fixed:4 or heuristic; auto if not given.",
-        "POLICY",
-        SPECULATION,
-        complete=complete_plan,
-    ),
-]
-Learn = Annotated[
-    str | None,
-    option(
-        "Drafters learn from verified texts: server; server,folder=PATH keeps what was learned for later runs.",
-        "SCOPE",
-        SPECULATION,
-    ),
 ]
 Chat = Annotated[
     bool | None,
@@ -168,22 +92,6 @@ Chat = Annotated[
     ),
 ]
 System = Annotated[str | None, option("System message of the chat.", "TEXT", TEXT)]
-AllowControlTokens = Annotated[
-    bool,
-    option(
-        "Encode control tokens such as <|im_end|> in a chat prompt as such; spelled as text if not given.",
-        panel=TEXT,
-        names="--allow-control-tokens",
-    ),
-]
-GenerationConfig = Annotated[
-    str,
-    option(
-        "auto: sampling defaults of the model, in its generation_config.json; none: no defaults of the model.",
-        "auto|none",
-        SAMPLING,
-    ),
-]
 AsJson = Annotated[bool, option("Print one JSON object and nothing else.", panel=OUTPUT, names="--json")]
 When = Annotated[
     Colour, option("Colour accepted tokens: auto, always or never.", "WHEN", OUTPUT, names="--colour --color")
@@ -252,14 +160,6 @@ def evaluated(function: Callable[..., Any], *, without: str = "") -> dict[str, i
     }
 
 
-LOADING = ("dtype", "device", "kernels", "quantization", "kv_dtype", "trust_remote_code")
-
-Exact = Annotated[
-    bool,
-    option("Refuse to run unless logits are bit-identical in every batch and tree.", panel=RUNNING, names="--exact"),
-]
-
-
 def import_engine() -> None:
     """Import torch and all modules that decode; to be called after all checks that need neither."""
     if "torch" in sys.modules:
@@ -269,94 +169,103 @@ def import_engine() -> None:
     spare_collection()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Execution:
-    """The options as given; their names are those of `Setup` and of all settings that name a model."""
+@dataclass(frozen=True)
+class Setup(ModelOptions):
+    """The options of a command's model and methods."""
 
-    dtype: str
-    device: str
-    kernels: str
-    quantization: str | None
-    offload: str | None
-    kv_dtype: str | None
-    threads: int | None
-    affinity: str | None
-    trust_remote_code: bool
+    auto_note: str = ""
+    """What `auto` stood for and why; empty if the user named a drafter."""
 
     @property
-    def values(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+    def is_plain(self) -> bool:
+        """Whether no drafter is configured."""
+        return self.draft is None or self.draft == NO_DRAFT
 
-    @property
-    def loading(self) -> dict[str, Any]:
-        return {name: value for name, value in self.values.items() if name in LOADING}
+    def plainly(self) -> Setup:
+        """Return the same setup without a drafter."""
+        return dataclasses.replace(self, draft=None, plan=None, learn=None, auto_note="")
 
-    def setup(self, model: str, **others: Any) -> Setup:
-        """Return the setup of a model, with other fields of `Setup`; imports torch."""
-        from draftree.cli.runs import Setup
+    def decided(self, loaded: LoadedModel) -> Setup:
+        """Return the same setup with a named drafter instead of `auto`, and the reason in `auto_note`."""
+        from draftree.build import decide
 
-        return Setup(model, **self.values, **others)
+        if self.draft != AUTO_DRAFT:
+            return self
+        choice = decide(loaded, self.verify, self.plan)
+        return dataclasses.replace(self, draft=choice.draft, plan=choice.plan, auto_note=choice.note)
+
+    def llm(self, loaded: LoadedModel, **changes: Any) -> LLM:
+        """Return the model, which was loaded by this setup, with its methods."""
+        from draftree.llm import LLM
+
+        return LLM(self.over(loaded, **changes))
+
+    def methods(self) -> Methods:
+        """Find and check the methods; loads nothing. For `auto`, those of a stand-in."""
+        from draftree.build import choose_methods, learning_of
+
+        assert not isinstance(self.draft, Sequence) or isinstance(self.draft, str), "commands take one drafter"
+        methods = choose_methods(self.draft, self.verify, self.plan)
+        learning_of(self.learn, [methods])
+        return methods
 
 
-def execution_of(
-    *,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    kernels: Kernels = "auto",
-    quantization: Quantization = None,
-    offload: Offload = None,
-    kv_dtype: KvDtype = None,
-    threads: Threads = None,
-    affinity: Affinity = None,
-    trust_remote_code: TrustRemoteCode = False,
-) -> Execution:
-    return Execution(
-        dtype=dtype,
-        device=device,
-        kernels=kernels,
-        quantization=quantization,
-        offload=offload,
-        kv_dtype=kv_dtype,
-        threads=threads,
-        affinity=affinity,
-        trust_remote_code=trust_remote_code,
+EXECUTION_OPTIONS = (
+    "dtype",
+    "device",
+    "kernels",
+    "quantization",
+    "offload",
+    "kv_dtype",
+    "threads",
+    "affinity",
+    "trust_remote_code",
+)
+ALL_OPTIONS = (
+    "draft",
+    "verify",
+    "plan",
+    "learn",
+    "allow_control_tokens",
+    "generation_config",
+    *EXECUTION_OPTIONS,
+    "exact",
+)
+PARALLEL_OPTIONS = ("tp", "pp", "strict_sums")
+COMPLETIONS = {"draft": complete_draft, "verify": complete_verify, "plan": complete_plan}
+
+
+def takes_setup(*names: str, **fixed: Any) -> Callable[[Command], Command]:
+    """Replace the parameter `setup` of a command by options; it gets a setup with them, without a model.
+
+    Args:
+        names: fields of `ModelOptions`.
+        fixed: values of other fields.
+    """
+
+    def make(**values: Any) -> Setup:
+        return Setup(None, **values, **fixed)
+
+    make.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [option_of(field) for field in dataclasses.fields(ModelOptions) if field.name in names]
     )
+    return takes("setup", make)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class How(Execution):
-    """The options of a command whose drafter the user names."""
-
-    draft: str
-    verify: str
-    plan: str | None
-    learn: str | None
-    allow_control_tokens: bool
-    generation_config: str
-    exact: bool
-
-
-@takes("execution", execution_of)
-def how_of(
-    *,
-    draft: Draft = AUTO_DRAFT,
-    verify: Verify = "coupled",
-    plan: Plan = None,
-    learn: Learn = None,
-    allow_control_tokens: AllowControlTokens = False,
-    generation_config: GenerationConfig = "auto",
-    execution: Execution,
-    exact: Exact = False,
-) -> How:
-    return How(
-        **execution.values,
-        draft=draft,
-        verify=verify,
-        plan=plan,
-        learn=learn,
-        allow_control_tokens=allow_control_tokens,
-        generation_config=generation_config,
-        exact=exact,
+def option_of(field: dataclasses.Field[Any]) -> inspect.Parameter:
+    """Return a field of `ModelOptions` as a parameter for typer."""
+    is_flag = field.type == "bool"
+    kind: Any = bool if is_flag else int if str(field.type).startswith("int") else str
+    hint: Any = kind if field.default is not None else kind | None
+    shown = option(
+        field.metadata["help"],
+        field.metadata["word"],
+        field.metadata["panel"],
+        names="--" + field.name.replace("_", "-"),
+        complete=COMPLETIONS.get(field.name),
+    )
+    return inspect.Parameter(
+        field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=Annotated[hint, shown]
     )
 
 
@@ -379,25 +288,3 @@ def decoder_of(
     *, decoder_prompt: DecoderPrompt = None, source_lang: SourceLang = None, target_lang: TargetLang = None
 ) -> DecoderOptions:
     return {"decoder_prompt": decoder_prompt, "source_lang": source_lang, "target_lang": target_lang}
-
-
-TensorParallel = Annotated[
-    int, option("Processes of torchrun that share each layer (tensor parallel).", "N", RUNNING, names="--tp")
-]
-PipelineParallel = Annotated[
-    int, option("Stages of layers (pipeline parallel); each has --tp processes.", "N", RUNNING, names="--pp")
-]
-StrictSums = Annotated[
-    bool,
-    option(
-        "Add the partial sums of processes in one order, whatever else is in a pass.",
-        panel=RUNNING,
-        names="--strict-sums",
-    ),
-]
-
-
-def parallel_of(
-    *, tp: TensorParallel = 1, pp: PipelineParallel = 1, strict_sums: StrictSums = False
-) -> ParallelOptions:
-    return ParallelOptions(tp=tp, pp=pp, strict_sums=strict_sums)

@@ -9,7 +9,7 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,20 +21,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from draftree.build import ExecutionSettings, Methods, choose_methods, decide, learning_of, load_named, require_positive
+from draftree.build import choose_methods
+from draftree.cli.options import Setup
 from draftree.cli.prompt import Task
 from draftree.cli.render import Style, decode_rate, decoding_line, is_terminal, note, resolve_with_bar, say, waiting
 from draftree.core.errors import ConfigurationError
 from draftree.core.files import shown_name
 from draftree.core.host import apply_threads, cpu_name, require_affinity, usable_cores
-from draftree.core.types import RoundRecord
-from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
 from draftree.engine.sequence import Piece, Update
 from draftree.llm import LLM
 from draftree.loading.loaded import LoadedModel
-from draftree.loading.options import require_known, require_kv_dtype, resolve_device, resolve_dtype
+from draftree.loading.options import resolve_place
 from draftree.models.base import LanguageModel
+from draftree.options import NO_DRAFT
 from draftree.outputs import Completion
+from draftree.parallel.entry import load_divided
 from draftree.remote.address import is_remote
 from draftree.sampling.params import SamplingParams
 from draftree.text.retokenize import pieces_of
@@ -111,66 +112,6 @@ PICTURES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Setup(ExecutionSettings):
-    """A model and its methods, as named by the user.
-
-    Attributes:
-        auto_note: what `auto` stood for and why; empty if the user named a drafter.
-    """
-
-    draft: str | None = None
-    verify: str = "coupled"
-    plan: str | None = None
-    exact: bool = False
-    allow_control_tokens: bool = False
-    generation_config: str = "none"
-    learn: str | None = None
-    auto_note: str = ""
-
-    @property
-    def is_plain(self) -> bool:
-        return not drafts(self.draft)
-
-    def plainly(self) -> Setup:
-        return dataclasses.replace(self, draft=None, plan=None, learn=None, auto_note="")
-
-    def decided(self, loaded: LoadedModel) -> Setup:
-        """Return the same setup with a named drafter instead of `auto`, and the reason in `auto_note`."""
-        if self.draft != AUTO_DRAFT:
-            return self
-        choice = decide(loaded, self.verify, self.plan)
-        return dataclasses.replace(self, draft=choice.draft, plan=choice.plan, auto_note=choice.note)
-
-    def methods(self) -> Methods:
-        """Find and check the methods; loads nothing. For `auto`, those of a stand-in."""
-        methods = choose_methods(self.draft, self.verify, self.plan)
-        learning_of(self.learn, [methods])
-        return methods
-
-    def over(
-        self,
-        loaded: LoadedModel,
-        *,
-        drafters: Sequence[str] = (),
-        tokenizer: Tokenizer | None = None,
-        on_round: Callable[[RoundRecord], None] | None = None,
-    ) -> LLM:
-        return LLM(
-            loaded,
-            drafters or self.draft,
-            verify=self.verify,
-            plan=self.plan,
-            exact=self.exact,
-            allow_control_tokens=self.allow_control_tokens,
-            generation_config=self.generation_config,
-            trust_remote_code=self.trust_remote_code,
-            tokenizer=tokenizer,
-            learn=self.learn,
-            on_round=on_round,
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Run:
     """The result of a run.
 
@@ -237,17 +178,14 @@ def harmless(piece: Piece) -> Piece:
 def fetch_and_load(setup: Setup) -> LoadedModel:
     """Load the model, downloaded with a progress bar if necessary; all other checks run first."""
     methods = setup.methods()
-    resolve_dtype(setup.dtype, resolve_device(setup.device))
-    require_known(setup.kernels, setup.quantization)
-    require_kv_dtype(setup.kv_dtype, setup.kernels, setup.device)
-    require_positive(setup, "threads")
+    resolve_place(setup)
     require_affinity(setup.affinity)
     for name in (setup.model, *methods.draft_models):
         if not is_remote(name):
             resolve_with_bar(name)
     with waiting(f"loading {setup.model}"):
         apply_threads(setup.threads, setup.affinity)
-        loaded = load_named(setup)
+        loaded = load_divided(setup)
     if loaded.kernels_note is not None:
         note(loaded.kernels_note)
     return loaded
@@ -419,13 +357,13 @@ def recorded(
 ) -> Iterator[LLM]:
     """Yield the configured methods; every round is recorded as a line of the file."""
     if path is None:
-        yield setup.over(loaded)
+        yield setup.llm(loaded)
         return
     from draftree.engine.trace import TraceHeader, TraceWriter
 
     with path.open("x", encoding="utf-8") as stream:
         writer = TraceWriter(stream)
-        llm = setup.over(loaded, on_round=writer)
+        llm = setup.llm(loaded, on_round=writer)
         llm.requests.records_picks = True
         planner, plan = llm.planner, setup.methods().plan
         about = run_facts(loaded) | ({} if params is None else sampling_facts(llm.requests.resolved(params)))

@@ -6,17 +6,19 @@ import dataclasses
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from draftree.cli.flags import WORDS, Flag, made_of
 from draftree.cli.layout import argument, option
-from draftree.cli.options import SPECULATION, complete_draft, complete_model, import_engine, require_new, takes
+from draftree.cli.options import complete_draft, complete_model, import_engine, option_of, require_new, takes
 from draftree.core.errors import ConfigurationError, require_extra
 from draftree.loading.resolve import require_sound
+from draftree.options import EXECUTION, SPECULATION
 from draftree.parallel.entry import leave_to_rank_zero
-from draftree.serve.settings import BYTES_WORD, Group, ServerSettings, choose_models, read_bytes
+from draftree.serve.settings import BYTES_WORD, MODEL_OPTIONS, ServerSettings, choose_models, read_bytes
 
 if TYPE_CHECKING:
     from draftree.serve.access import KeyRing
@@ -30,6 +32,9 @@ def serving_flags() -> Iterator[Flag]:
     for field in dataclasses.fields(ServerSettings):
         if "help" in field.metadata:
             yield flag_for(field, HINTS[field.name])
+    for field in MODEL_OPTIONS:
+        shown = option_of(field)
+        yield Flag(shown.name, "--" + shown.name.replace("_", "-"), shown.annotation, shown.default)
 
 
 def flag_for(field: dataclasses.Field[Any], hint: Any) -> Flag:
@@ -86,7 +91,7 @@ Replicas = Annotated[
         "needs. A request whose replica fails continues on another one. Needs the extra ray; the limits of running and "
         "waiting requests are those of one replica.",
         "N",
-        str(Group.EXECUTION),
+        EXECUTION,
     ),
 ]
 
@@ -103,13 +108,9 @@ def serve(
 
     Ctrl-C or SIGTERM finishes running requests, for up to --drain-timeout; a second one ends at once.
     """
-    settings = ServerSettings(models=choose_models(models, draft), **options)
+    settings = ServerSettings.of(choose_models(models, draft), **options)
     if replicas is None:
-        loading = {
-            name: getattr(settings, name)
-            for name in ("dtype", "device", "kernels", "quantization", "offload", "kv_dtype")
-        }
-        leave_to_rank_zero(settings.models[0].source, settings.parallel, loading, threads=settings.threads)
+        leave_to_rank_zero(replace(settings.options, model=settings.models[0].source))
     require_extra("serve", "'draftree serve' needs", error=ConfigurationError)
     from draftree.serve.access import KeyRing
 
@@ -161,7 +162,7 @@ def fetch_and_run(settings: ServerSettings, keys: KeyRing) -> int:
     with listen(settings) as listener:  # before the weights: a port that is in use is known at once
         for name in model_names(settings):
             resolve_with_bar(name)
-        apply_threads(settings.threads, settings.affinity)
+        apply_threads(settings.options.threads, settings.options.affinity)
 
         def announce(url: str, models: Sequence[ServedModel]) -> None:
             drafters = {model.name: model.drafts for model in models}
@@ -193,7 +194,7 @@ def model_names(settings: ServerSettings) -> Sequence[str]:
     from draftree.remote.address import is_remote
 
     drafters = {draft for choice in settings.models for draft in choice.drafts}
-    methods = [choose_methods(draft, settings.verify, settings.plan) for draft in sorted(drafters)]
+    methods = [choose_methods(draft, settings.options.verify, settings.options.plan) for draft in sorted(drafters)]
     targets = [choice.source for choice in settings.models if not is_remote(choice.source)]
     return list(dict.fromkeys([*targets, *(name for method in methods for name in method.draft_models)]))
 

@@ -7,14 +7,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from draftree.cli.layout import PlainCommand, PlainGroup, argument, option
-from draftree.cli.options import Device, Model, Threads, TrustRemoteCode, takes
+from draftree.cli.options import Model, Setup, takes, takes_setup
 from draftree.cli.render import note, say
 from draftree.cli.train_data import data, prompts
 from draftree.core.errors import ConfigurationError, suggestion
@@ -154,6 +154,7 @@ class Run:
     settings: TrainSettings
 
 
+@takes_setup("device", "threads", "trust_remote_code")
 def run_of(
     model: Model,
     *,
@@ -181,9 +182,7 @@ def run_of(
     patience: Patience = 8,
     unseen_share: UnseenShare = 0.05,
     dtype: Dtype = "auto",
-    device: Device = "auto",
-    threads: Threads = None,
-    trust_remote_code: TrustRemoteCode = False,
+    setup: Setup,
 ) -> Run:
     from draftree.train.preparing import TrainingJob
     from draftree.train.settings import Limits, TrainSettings
@@ -212,16 +211,12 @@ def run_of(
         dtype=dtype,
     )
     job = TrainingJob(
-        model=model,
+        options=replace(setup, model=model, dtype=dtype),
         data=tuple(data),
         output=output,
         resume=resume,
-        dtype=dtype,
-        device=device,
-        threads=threads,
         unseen_share=unseen_share,
         data_tokens=data_tokens,
-        trust_remote_code=trust_remote_code,
     )
     return Run(job, settings)
 
@@ -306,7 +301,7 @@ def say_worth(result: HeadResult) -> None:
 
 
 def say_use(run: Run, folder: Path, draft: str) -> None:
-    say(f"{folder}: draftree generate {run.job.model} --draft {draft}\n")
+    say(f"{folder}: draftree generate {run.job.options.model} --draft {draft}\n")
 
 
 def budget_line(settings: TrainSettings) -> str:

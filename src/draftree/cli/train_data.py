@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import time
@@ -13,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from draftree.cli.layout import option
-from draftree.cli.options import RUNNING, SPECULATION, Execution, Model, execution_of, takes
+from draftree.cli.options import EXECUTION_OPTIONS, Model, Setup, takes_setup
 from draftree.cli.prompt import FilePrompt, read_prompts
 from draftree.cli.render import note, say
 from draftree.core.errors import ConfigurationError
-from draftree.drafters import NO_DRAFT
 from draftree.loading.resolve import require_sound
+from draftree.options import EXECUTION, NO_DRAFT, SPECULATION
 
 if TYPE_CHECKING:
     from draftree.train.data.capture import Capture, CaptureSettings, Progress
@@ -28,7 +29,7 @@ PROGRESS = 1000
 """Messages between two lines of progress."""
 
 
-@takes("execution", execution_of)
+@takes_setup(*EXECUTION_OPTIONS, draft=None, generation_config="none")
 def prompts(
     model: Model,
     *,
@@ -38,8 +39,8 @@ def prompts(
     top_p: Annotated[float, option("Probability mass that is sampled from.", "X")] = 0.95,
     max_tokens: Annotated[int, option("Longer messages are dropped.", "N")] = 200,
     seed: Annotated[int, option("Seed of the first message.", "N")] = 0,
-    batch: Annotated[int, option("Messages that are drawn at a time.", "N", RUNNING)] = 64,
-    execution: Execution,
+    batch: Annotated[int, option("Messages that are drawn at a time.", "N", EXECUTION)] = 64,
+    setup: Setup,
 ) -> None:
     """Let a chat model write messages of users, as prompts for 'draftree train data' (Magpie).
 
@@ -57,8 +58,8 @@ def prompts(
     settings = MessageSettings(
         number=number, temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed, batch=batch
     )
-    setup = execution.setup(model)
-    llm = setup.over(fetch_and_load(setup))
+    setup = dataclasses.replace(setup, model=model)
+    llm = setup.llm(fetch_and_load(setup))
     reported = [0]
 
     def show(done: int) -> None:
@@ -128,13 +129,13 @@ Teacher = Annotated[
     ),
 ]
 DryRun = Annotated[bool, option("Print the estimated size and end.", panel=STORED, names="--dry-run")]
-Batch = Annotated[int, option("Texts that are generated at a time.", "N", RUNNING)]
+Batch = Annotated[int, option("Texts that are generated at a time.", "N", EXECUTION)]
 Draft = Annotated[
     str, option("A drafter, which changes the speed and never the data; useful for small batches.", "SPEC", SPECULATION)
 ]
 
 
-@takes("execution", execution_of)
+@takes_setup(*EXECUTION_OPTIONS, generation_config="none")
 def data(
     model: Model,
     *,
@@ -151,7 +152,7 @@ def data(
     dry_run: DryRun = False,
     batch: Batch = 64,
     draft: Draft = NO_DRAFT,
-    execution: Execution,
+    setup: Setup,
 ) -> None:
     """Let a model answer prompts and store its hidden states, for 'draftree train'.
 
@@ -174,9 +175,9 @@ def data(
         batch=batch,
     )
     sets = [set_of(name, own) for name, own in named]
-    setup = execution.setup(model, draft=draft)
+    setup = dataclasses.replace(setup, model=model, draft=draft)
     loaded = fetch_and_load(setup)
-    capture = Capture(setup.over(loaded), loaded, sets, settings)
+    capture = Capture(setup.llm(loaded), loaded, sets, settings)
     prepare(capture, settings, output)
     if not dry_run:
         run(capture, settings, output)

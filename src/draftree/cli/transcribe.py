@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from draftree.cli.flags import sampling_of
 from draftree.cli.generate import check_material
 from draftree.cli.layout import argument, option
-from draftree.cli.options import OUTPUT, TEXT, How, Model, how_of, import_engine, takes
+from draftree.cli.options import ALL_OPTIONS, OUTPUT, Model, Setup, import_engine, takes, takes_setup
 from draftree.cli.render import note, say
 from draftree.core.errors import InvalidRequestError
 from draftree.loading.resolve import require_sound
+from draftree.options import TEXT
 from draftree.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ DEFAULTS: dict[str, Any] = {"max_tokens": None, "temperature": 0.0}
 
 
 @takes("params", sampling_of(without=WITHOUT, defaults=DEFAULTS))
-@takes("how", how_of, fixed={"learn": None, "allow_control_tokens": False})
+@takes_setup(*(name for name in ALL_OPTIONS if name not in ("learn", "allow_control_tokens")))
 def transcribe(
     model: Model,
     files: Files,
@@ -65,7 +67,7 @@ def transcribe(
     translate: Translate = False,
     prompt: Before = None,
     condition_on_previous: Continues = False,
-    how: How,
+    setup: Setup,
     form: Form = Format.TEXT,
     params: SamplingParams,
 ) -> None:
@@ -81,10 +83,10 @@ def transcribe(
     from draftree.cli.runs import dump, fetch_and_load
     from draftree.serve.audio import read_sound, srt, vtt
 
-    setup = how.setup(model)
+    setup = dataclasses.replace(setup, model=model)
     check_material(setup, params)
     loaded = fetch_and_load(setup)
-    llm = setup.decided(loaded).over(loaded)
+    llm = setup.decided(loaded).llm(loaded)
     if llm.draft_note:
         note(llm.draft_note)
     rate = llm.transcriber.sampling_rate

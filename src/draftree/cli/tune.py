@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from draftree.cli.layout import PlainCommand, PlainGroup, argument, option
-from draftree.cli.options import Execution, Model, complete_draft, complete_model, execution_of, takes
+from draftree.cli.options import EXECUTION_OPTIONS, Model, Setup, complete_draft, complete_model, takes_setup
 from draftree.cli.render import is_terminal, note, say
 from draftree.core.errors import ConfigurationError
 
@@ -123,7 +124,7 @@ Show = Annotated[bool, option("Show the kept results, of MODEL or of all models.
 Forget = Annotated[bool, option("Remove the kept results of MODEL.", panel=KEPT, names="--forget")]
 
 
-@takes("execution", execution_of)
+@takes_setup(*EXECUTION_OPTIONS)
 def drafts(
     model: TunedModel = None,
     *,
@@ -138,7 +139,7 @@ def drafts(
     save: Save = True,
     show: Show = False,
     forget: Forget = False,
-    execution: Execution,
+    setup: Setup,
 ) -> None:
     """Measure which drafter, shape and planner is fastest for a model on this machine, and keep it for --draft auto.
 
@@ -157,7 +158,7 @@ def drafts(
     from draftree.lab.tune.drafts import DraftSearch, DraftTuneSettings
 
     settings = DraftTuneSettings(
-        model=model,
+        dataclasses.replace(setup, model=model),
         prompts=prompts,
         drafts=tuple(draft),
         temperatures=tuple(temperature) or (0.0, 0.8),
@@ -166,7 +167,6 @@ def drafts(
         minutes=minutes,
         seed=seed,
         replay=replay,
-        **execution.values,
     )
     search = DraftSearch(settings, fetch=resolve_with_bar)
     announce(search, minutes)
@@ -293,7 +293,7 @@ def forget_kept(model: str | None) -> None:
     say(f"removed {count} result{'' if count == 1 else 's'} of {model}\n")
 
 
-@takes("execution", execution_of)
+@takes_setup(*EXECUTION_OPTIONS)
 def layers(
     model: Model,
     *,
@@ -308,7 +308,7 @@ def layers(
     keep_anyway: Annotated[
         bool, option("Store the best set even if plain decoding is faster.", panel=SEARCH, names="--keep-anyway")
     ] = False,
-    execution: Execution,
+    setup: Setup,
 ) -> None:
     """Search the sublayers that --draft layer-skip omits; Ctrl-C keeps the results, and a new run continues.
 
@@ -318,14 +318,13 @@ def layers(
     from draftree.lab.tune.layers import LayerSearch, LayerTuneSettings
 
     settings = LayerTuneSettings(
-        model=model,
+        dataclasses.replace(setup, model=model),
         prompts=prompts,
         trials=trials,
         limit=limit,
         max_tokens=max_tokens,
         k=k,
         seed=seed,
-        **execution.values,
     )
     search = LayerSearch(settings, fetch=resolve_with_bar)
     if search.kernels_note is not None:

@@ -66,7 +66,7 @@ def verify_server(
     Devices send tokens and get tokens. With --split they may send hidden states of their first layers. The HTTP API of
     'draftree serve' is there, too. --draft names the drafters of texts that the server writes alone.
     """
-    settings = ServerSettings(models=choose_models(models, draft), **options)
+    settings = ServerSettings.of(choose_models(models, draft), **options)
     limits = VerifySettings(
         max_sessions=max_sessions,
         max_texts=max_texts,
@@ -110,7 +110,7 @@ def fetch_and_run(settings: ServerSettings, keys: KeyRing, limits: VerifySetting
             resolve_with_bar(name)
             if limits.split:
                 require_split(name, limits.split)
-        apply_threads(settings.threads, settings.affinity)
+        apply_threads(settings.options.threads, settings.options.affinity)
 
         def announce(url: str, models: Sequence[ServedModel]) -> None:
             drafters = {model.name: model.drafts for model in models}

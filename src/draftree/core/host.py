@@ -406,6 +406,24 @@ def spare_collection() -> None:
     gc.freeze()
 
 
+BYTE_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)", re.ASCII)
+
+
+def parse_size(text: str | int) -> int:
+    """Return the bytes of a size such as "8GB", "1.5GiB" or 600000000."""
+    if isinstance(text, int) and not isinstance(text, bool) and text > 0:
+        return text
+    found = SIZE.fullmatch(text.strip()) if isinstance(text, str) else None
+    unit = None if found is None else BYTE_UNITS.get(found[2].upper())
+    size = 0 if found is None or unit is None else int(float(found[1]) * unit)
+    if size <= 0:
+        raise ConfigurationError(
+            f"offload is {text!r}: give the memory for weights, a number with KB, MB, GB, KiB, MiB or GiB, such as 8GB"
+        )
+    return size
+
+
 Clock = Callable[[], float]  # seconds since a fixed moment; monotonic
 SYSTEM_CLOCK: Clock = time.perf_counter
 

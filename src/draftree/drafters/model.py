@@ -39,11 +39,11 @@ from draftree.loading.apart import load_apart
 from draftree.loading.blocks import quantization_beside
 from draftree.loading.load import load_model
 from draftree.loading.loaded import LoadedModel, load_tokenizer
-from draftree.loading.options import QUANTIZATIONS
 from draftree.loading.resolve import prepared_folder
 from draftree.models.memory import Footprint
 from draftree.models.native.build import NativeUnavailableError
 from draftree.models.source import EncoderDecoder
+from draftree.options import QUANTIZATIONS
 
 logger = logging.getLogger(__name__)
 

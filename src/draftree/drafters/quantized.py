@@ -19,9 +19,9 @@ from draftree.core.errors import ConfigurationError, UnsupportedModelError, sugg
 from draftree.drafters.base import DraftContext
 from draftree.drafters.tree_builder.builder import Shape, TreeBuilder, TreeBuildingDrafter, parse_shape
 from draftree.drafters.tree_builder.target_stepper import PartialStepper
-from draftree.loading.options import QUANTIZATIONS
 from draftree.models.base import ALL_LAYERS
 from draftree.models.memory import Footprint
+from draftree.options import QUANTIZATIONS
 
 DEPTH = 16
 """Default number of levels of a chain: a copy is wrong about once in thirty tokens."""

@@ -39,13 +39,14 @@ from draftree.dropin.refusals import (
     refuse_unbound,
 )
 from draftree.dropin.steps import Callbacks, Row, Steps, StepwiseVerifier, callbacks_of, pad_id_of, scoped
-from draftree.engine.engine import Engine, EngineLimits
+from draftree.engine.engine import Engine
 from draftree.engine.parts import EngineParts
 from draftree.engine.sequence import WritingSequence
 from draftree.loading.lending import borrowed, is_padding_counted
 from draftree.loading.loaded import LoadedModel
 from draftree.models.source import EncoderDecoder, HiddenSource
 from draftree.models.torch.inspection import turning_length
+from draftree.options import EngineLimits
 from draftree.outputs import CompletionStats, stats_of
 from draftree.sampling.controls import Controls
 from draftree.sampling.params import SamplingParams

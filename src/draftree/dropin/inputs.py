@@ -12,7 +12,6 @@ from torch import Tensor
 
 from draftree.build import decide
 from draftree.core.errors import ConfigurationError, InvalidRequestError, UnsupportedModelError
-from draftree.drafters import AUTO_DRAFT
 from draftree.dropin.refusals import WITHOUT, refuse_cache
 from draftree.loading.loaded import LoadedModel
 from draftree.loading.transformers_model import first_line
@@ -22,6 +21,7 @@ from draftree.models.source import HiddenSource
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.hf_cache import CachedModel
 from draftree.models.torch.inspection import CACHE_NAMES, ReadPrompt
+from draftree.options import AUTO_DRAFT
 from draftree.sampling.controls import Controls, build_controls
 from draftree.sampling.params import SamplingParams
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 
-from draftree.core.errors import ConfigurationError, GenerationError, InvalidRequestError, RankError
+from draftree.core.errors import GenerationError, InvalidRequestError, RankError
 from draftree.core.types import RoundRecord
 from draftree.engine.client_drafts import PausedSequences
 from draftree.engine.memory import SlotAllocator, slot_budget
 from draftree.engine.parts import EngineParts
 from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.round import Chunk, run_round
-from draftree.engine.scheduler import PREFILL_TOKENS_BUSY, PREFILL_TOKENS_IDLE, Scheduler, reading_sizes
+from draftree.engine.scheduler import PREFILL_TOKENS_IDLE, Scheduler, reading_sizes
 from draftree.engine.sequence import Update, WritingSequence, is_paused
+from draftree.options import EngineLimits
 
 logger = logging.getLogger(__name__)
 
@@ -27,47 +27,6 @@ MAX_BATCH = 32
 """Default maximum number of running sequences."""
 PENDING_TOKENS_IN_ROUND = 8
 """Pending tokens that a sequence may always read, besides the prefill budget."""
-PREFIX_CACHE_SIZE = 8
-"""Default maximum number of finished sequences whose slots are kept."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLimits:
-    """The limits of an engine.
-
-    Attributes:
-        max_batch_size: maximum number of running sequences; None for as many as memory allows, up to 32.
-        max_waiting: maximum number of waiting sequences; None for no limit.
-        prefill_chunk_size: maximum prompt tokens per pass while any sequence is decoding.
-        prefix_cache_size: maximum number of finished sequences whose slots are kept for prompts with a common prefix.
-        memory: bytes that sequences may use; None for half of the free memory at construction.
-
-    Raises:
-        ConfigurationError: a limit is not a whole number, or too small.
-    """
-
-    max_batch_size: int | None = None
-    max_waiting: int | None = None
-    prefill_chunk_size: int = PREFILL_TOKENS_BUSY
-    prefix_cache_size: int = PREFIX_CACHE_SIZE
-    memory: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, value, least in (
-            ("max_batch_size", self.max_batch_size, 1),
-            ("max_waiting", self.max_waiting, 0),
-            ("prefill_chunk_size", self.prefill_chunk_size, 1),
-            ("prefix_cache_size", self.prefix_cache_size, 0),
-            ("sequence_memory", self.memory, 1),
-        ):
-            if value is not None:
-                require_count(name, value, least=least)
-
-
-def require_count(name: str, value: object, *, least: int) -> None:
-    """Raise unless the value is a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigurationError(f"{name} is {value!r}: it must be a whole number of at least {least}")
 
 
 class Engine:
@@ -96,7 +55,7 @@ class Engine:
         self.lock = parts.target.lock
         """Lock of the model; unfinished sequences are read under it."""
         self._limits = limits or EngineLimits()
-        self._budget = slot_budget(parts, self._limits.memory)
+        self._budget = slot_budget(parts, self._limits.sequence_memory)
         most = self._limits.max_batch_size or MAX_BATCH
         self._scheduler = Scheduler(min(most, parts.target.max_open or most), self._limits.max_waiting)
         self._allocator = SlotAllocator(parts, self._budget, keep=self._limits.prefix_cache_size, shares=not together)

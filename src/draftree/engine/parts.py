@@ -11,10 +11,10 @@ from torch import Tensor
 from draftree.core.errors import ConfigurationError
 from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.core.tree import Draw
-from draftree.drafters import NO_DRAFT
 from draftree.drafters.base import NO_DRAFTS, DraftTraits
 from draftree.engine.sequence import DraftChoice, WritingSequence
 from draftree.models.base import LanguageModel
+from draftree.options import NO_DRAFT
 from draftree.verifiers.base import Guarantee, Verifier
 
 

@@ -9,13 +9,12 @@ from dataclasses import replace
 
 from draftree.core.errors import InvalidRequestError, PromptTooLongError, VocabularyMismatchError, blaming
 from draftree.core.noise import Noise
-from draftree.drafters import AUTO_DRAFT, NO_DRAFT
 from draftree.drafters.base import NO_DRAFTS
 from draftree.engine.parts import EngineParts
 from draftree.engine.sequence import DecoderInput, DecoderPrompt, SourceOrTokens, WritingSequence, decoder_input
 from draftree.models.base import SlotRequest
 from draftree.models.source import EncoderDecoder, FeatureSource
-from draftree.options import shown_value
+from draftree.options import AUTO_DRAFT, NO_DRAFT, shown_value
 from draftree.sampling.controls import Controls, build_controls
 from draftree.sampling.grammar.compiler import Grammars
 from draftree.sampling.params import NEUTRAL, Sampling, SamplingParams

@@ -11,9 +11,6 @@ from draftree.engine.sequence import WritingSequence, is_paused
 
 PREFILL_TOKENS_IDLE = 512
 """Prompt tokens per pass while no sequence is decoding."""
-PREFILL_TOKENS_BUSY = 64
-"""Default prompt tokens per pass while any sequence is decoding: on two cores the inter-token latency is then 35 ms
-instead of 12, and a prompt of 1,024 tokens takes 0.6 s; 256 would give 95 ms and 0.4 s."""
 
 
 def split_prefill_budget(pending: Sequence[int], budget: int) -> list[int]:

@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 
-from draftree.build import ExecutionSettings, Methods, build_parts, choose_methods, decide, load_for, require_positive
+from draftree.build import Methods, build_parts, choose_methods, decide, load_for, require_positive
 from draftree.core.errors import ConfigurationError, VocabularyMismatchError
 from draftree.core.files import shown_name
 from draftree.core.host import ProcessorFacts, ThreadChoice, own_choice, require_affinity
-from draftree.drafters import AUTO_DRAFT
 from draftree.drafters.base import LoadedDraftModel
 from draftree.engine.memory import SlotEstimate, estimate_slots
 from draftree.engine.parts import EngineParts
@@ -25,13 +24,14 @@ from draftree.lab.bench.passes import Speeds, bytes_of_pass, cache_sizes, measur
 from draftree.loading.blocks import GGUF
 from draftree.loading.load import load_model
 from draftree.loading.loaded import LoadedModel, kernels_of_drafter, load_tokenizer
-from draftree.loading.options import has_native_bfloat16, require_known, require_kv_dtype, resolve_device, resolve_dtype
+from draftree.loading.options import has_native_bfloat16, resolve_device, resolve_place
 from draftree.loading.provenance import machine, versions
 from draftree.loading.resolve import gguf_path, prepared_folder
 from draftree.models.base import LanguageModel
 from draftree.models.memory import Footprint, free_memory
 from draftree.models.native.build import NativeUnavailableError, find_compiler
 from draftree.models.native.library import library
+from draftree.options import AUTO_DRAFT, ModelOptions
 from draftree.text.retokenize import VocabularyComparison, compare_vocabularies
 from draftree.text.tokenizer import Tokenizer
 from draftree.verifiers.base import Guarantee
@@ -39,28 +39,26 @@ from draftree.weights.gguf_file import BlockShare, block_shares, forget_gguf, re
 
 
 @dataclass(frozen=True, slots=True)
-class DoctorSettings(ExecutionSettings):
+class DoctorSettings:
     """The subject of a diagnosis.
 
     Attributes:
         length: tokens per slot; None means 2048, or the context length if that is less.
     """
 
-    draft: str | None = None
-    verify: str = "coupled"
+    options: ModelOptions
     length: int | None = None
     measure: bool = False
 
     def __post_init__(self) -> None:
-        require_positive(self, "threads", "length")
-        require_known(self.kernels, self.quantization)
-        require_affinity(self.affinity)
-        require_kv_dtype(self.kv_dtype, self.kernels, self.device)
-        resolve_dtype(self.dtype, resolve_device(self.device))
+        require_positive(self, "length")
+        require_affinity(self.options.affinity)
+        resolve_place(self.options)
 
     def methods(self) -> Methods:
         """Find and check the methods; loads nothing."""
-        return choose_methods(self.draft, self.verify, None)
+        assert self.options.draft is None or isinstance(self.options.draft, str)
+        return choose_methods(self.options.draft, self.options.verify, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,14 +279,14 @@ def examine(
 ) -> Diagnosis:
     """Load the models and examine them; `fetch` is called with the name of every model before any is loaded."""
     methods = settings.methods()
-    for name in (settings.model, *methods.draft_models):
+    for name in (settings.options.model, *methods.draft_models):
         fetch(name)
-    trusts = settings.trust_remote_code
-    target = load_for(settings)
-    if settings.draft == AUTO_DRAFT:
-        choice = decide(target, settings.verify, None)
-        settings = replace(settings, draft=choice.draft)
-        methods = choose_methods(choice.draft, settings.verify, choice.plan)
+    trusts = settings.options.trust_remote_code
+    target = load_for(settings.options)
+    if settings.options.draft == AUTO_DRAFT:
+        choice = decide(target, settings.options.verify, None)
+        settings = replace(settings, options=replace(settings.options, draft=choice.draft))
+        methods = choose_methods(choice.draft, settings.options.verify, choice.plan)
     tokenizer = None if target.folder is None else load_tokenizer(target.folder, trust_remote_code=trusts)
     loaded: list[tuple[LoadedModel, DraftModelReport]] = []
     parts = EngineParts(target.model, methods.verifier)
@@ -308,7 +306,8 @@ def examine(
     said = [*expectations(found, model, draft=draft, memory=memory, passes=passes, draft_pass_seconds=draft_seconds)]
     if methods.drafters and methods.verifier.promise(1.0) is Guarantee.LOSSY:
         said.append(
-            f"Verifier '{settings.verify}' is lossy above temperature 0: the text is not distributed as the model's own"
+            f"Verifier '{settings.options.verify}' is lossy above temperature 0: the text is not distributed as the "
+            "model's own"
         )
     return Diagnosis(found, model, draft, length, memory, speeds, passes, draft_seconds, tuple(said))
 
@@ -318,7 +317,7 @@ def _length(settings: DoctorSettings, model: LanguageModel) -> int:
         return min(LENGTH, model.max_length)
     if settings.length > model.max_length:
         raise ConfigurationError(
-            f"length {settings.length} was requested, but the context of '{settings.model}' is "
+            f"length {settings.length} was requested, but the context of '{settings.options.model}' is "
             f"{model.max_length}: lower the length"
         )
     return settings.length
@@ -333,13 +332,13 @@ def _examine_draft(
     loaded: list[tuple[LoadedModel, DraftModelReport]],
 ) -> tuple[EngineParts, DraftReport]:
     """Return the parts, without a drafter that does not fit, and the report on the drafter."""
-    trusts = settings.trust_remote_code
+    trusts = settings.options.trust_remote_code
 
     def load(name: str, quantization: str | None = None) -> LoadedDraftModel:
         model = load_model(
             name,
             dtype=target.model.dtype,
-            device=settings.device,
+            device=settings.options.device,
             kernels=kernels_of_drafter(target),
             quantization=quantization,
             trust_remote_code=trusts,
@@ -360,7 +359,7 @@ def _examine_draft(
     except (ConfigurationError, VocabularyMismatchError) as error:
         problem = str(error)
     nodes = methods.planner.default_nodes
-    return parts, DraftReport(str(settings.draft), nodes, tuple(report for _, report in loaded), note, problem)
+    return parts, DraftReport(str(settings.options.draft), nodes, tuple(report for _, report in loaded), note, problem)
 
 
 def _model_report(loaded: LoadedModel) -> ModelReport:

@@ -2,7 +2,7 @@
 
 `load_model` tries its loaders in order: a GGUF file on its own blocks, a 4-bit checkpoint, a later start from packed
 weights, native kernels, PyTorch. Each returns a `LoadedModel`, or the reason why the next one is tried; `remote:` names
-begin a session with a verify server instead. `LoadOptions` holds what the user chose.
+begin a session with a verify server instead. `ModelOptions` holds what the user chose.
 
 A first start compares the model's logits with its own forward pass: a chain and a tree that agree give trees, a chain
 alone gives chains with a warning, and a model whose chains differ uses the cache of transformers, or is refused. The

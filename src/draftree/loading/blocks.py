@@ -34,7 +34,6 @@ from draftree.loading.native_start import (
     parsed_record,
     place_of,
 )
-from draftree.loading.options import QUANTIZATIONS
 from draftree.loading.records import BLOCKS_SUFFIX, Store, digest_of
 from draftree.loading.resolve import is_block_file
 from draftree.loading.transformers_model import eos_ids_from
@@ -45,6 +44,7 @@ from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.library import RowBlocks, library
 from draftree.models.native.model import NativeModel
 from draftree.models.native.weights import Weights
+from draftree.options import QUANTIZATIONS
 from draftree.version import __version__
 from draftree.weights.cache import Cache, silent, status_of, steps
 from draftree.weights.gguf_blocks import describe_blocks

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.files import JsonError, expanded, read_json
-from draftree.loading.options import LoadOptions
 from draftree.loading.resolve import PATH_LIKE
 from draftree.models.source import EncoderDecoder
+from draftree.options import ModelOptions
 from draftree.weights.cache import Cache
 
 
@@ -49,15 +49,16 @@ def reader_class(folder: Path) -> Any:
     return transformers.AutoModelForSeq2SeqLM
 
 
-def refuse_options(name: str, options: LoadOptions) -> None:
+def refuse_options(options: ModelOptions) -> None:
     if options.kernels == "graphs":
         raise ConfigurationError(
-            f"model '{name}' is an encoder-decoder model, whose passes have no fixed shapes: leave kernels at 'auto'"
+            f"model '{options.model}' is an encoder-decoder model, whose passes have no fixed shapes: leave kernels at "
+            "'auto'"
         )
     if options.offload is not None:
         raise ConfigurationError(
-            f"offload is {options.offload!r}, but '{name}' is an encoder-decoder model, whose weights stay in memory: "
-            "leave offload out"
+            f"offload is {options.offload!r}, but '{options.model}' is an encoder-decoder model, whose weights stay in "
+            "memory: leave offload out"
         )
 
 

@@ -17,7 +17,6 @@ import torch
 from draftree.core.errors import ConfigurationError, UnsupportedModelError
 from draftree.loading.encoder_decoder import is_encoder_decoder
 from draftree.loading.lowering import lower_model
-from draftree.loading.options import require_known
 from draftree.loading.resolve import gguf_path, resolve_model
 from draftree.loading.transformers_model import PART_OF, quiet, read_model, wrap_model
 from draftree.models.kv.slotted import SlottedModel
@@ -94,7 +93,6 @@ def load_first_layers(
     kernels: str = "auto",
     quantization: str | None = None,
 ) -> SlottedModel:
-    require_known(kernels, quantization)
     folder = _causal_folder(name)
     label = f"{name}, first {count} layers"
     model = read_model(folder, dtype, device, reader=_FirstLayers(count))

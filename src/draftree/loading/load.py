@@ -17,20 +17,20 @@ from draftree.core.errors import (
     UnsupportedModelError,
 )
 from draftree.core.files import code_named_in
-from draftree.core.host import address_space_limit
+from draftree.core.host import address_space_limit, parse_size
 from draftree.loading.blocks import load_gguf, load_packed_checkpoint
 from draftree.loading.encoder_decoder import is_encoder_decoder, reader_class, refuse_options
 from draftree.loading.loaded import LoadedModel, sampling_of
 from draftree.loading.native_start import PackedStart, start_key
-from draftree.loading.options import LoadOptions, require_known, require_kv_dtype, resolve_device, resolve_dtype
+from draftree.loading.options import plain_reason, resolve_place
 from draftree.loading.resolve import is_block_file, resolve_model
 from draftree.loading.transformers_model import eos_ids_in, read_model, wrap_model
 from draftree.models.base import LanguageModel
 from draftree.models.memory import free_memory
 from draftree.models.native.build import NativeMismatchError, NativeUnavailableError
 from draftree.models.native.model import NativeModel
-from draftree.models.native.streaming.model import parse_size
 from draftree.models.torch.static import Shapes
+from draftree.options import ModelOptions, takes_arguments_of
 from draftree.remote.address import is_remote
 from draftree.sampling.params import NEUTRAL
 from draftree.weights.cache import Cache, is_distrusted, steps
@@ -62,70 +62,40 @@ With less, OpenBLAS may try again for ever to allocate its buffers.
 """
 
 
-def load_model(
-    name: str | os.PathLike[str],
-    *,
-    dtype: str | torch.dtype = "auto",
-    device: str = "auto",
-    kernels: str = "auto",
-    quantization: str | None = None,
-    packed: bool = True,
-    trust_remote_code: bool = False,
-    offload: str | int | None = None,
-    kv_dtype: str | None = None,
-) -> LoadedModel:
-    """Load a model by catalogue name, folder, GGUF file or hub id.
-
-    Args:
-        name: the model.
-        dtype: "auto", "float32", "bfloat16", "float16" or "float64".
-        device: "auto", "cpu", "cuda", "cuda:N".
-        kernels: "native" for native kernels, "torch" for PyTorch, "auto" for native if available;
-            "graphs" for passes through torch in fixed shapes, as CUDA graphs on a GPU.
-        quantization: "int8" or "int4" for weights of 8 or 4 bits with native kernels; None for no quantization.
-        packed: whether float32 weights on a CPU are prepacked for torch.
-        trust_remote_code: whether Python code in the model's folder may run.
-        offload: memory for weights, such as "8GB"; the other weights are read in every pass. None for all in memory.
-        kv_dtype: "int8" for keys and values of 8 bits with native kernels; None for the model's dtype.
+@takes_arguments_of(ModelOptions)
+def load_model(options: ModelOptions) -> LoadedModel:
+    """Load the model that the options name, or wrap the one that they hold.
 
     Raises:
-        ConfigurationError: unknown options, or native kernels were requested but are not available.
+        ConfigurationError: an option is not possible here, or for this kind of model.
         ModelNotFoundError: there is no such model, or it is not available here.
         ModelLoadError: its files are damaged, it needs Python code, or this process may map too little memory.
         UnsupportedModelError: its architecture is not supported.
     """
+    if not isinstance(options.model, str | os.PathLike):
+        return _wrap(options)
     limit = address_space_limit()
     if limit is not None and limit < LEAST_ADDRESS_SPACE:
         raise ModelLoadError(
             f"this process may map {limit >> 20} MiB of memory, and loading a model takes at least "
             f"{LEAST_ADDRESS_SPACE >> 20} MiB: raise the limit (ulimit -v)"
         )
-    options = LoadOptions(
-        dtype=dtype,
-        device=device,
-        kernels=kernels,
-        quantization=quantization,
-        packed=packed,
-        trust_remote_code=trust_remote_code,
-        offload=offload,
-        kv_dtype=kv_dtype,
-    )
-    if is_remote(name):
+    if is_remote(options.model):
         from draftree.loading.remote import load_remote
 
-        loaded = load_remote(str(name), options)
+        loaded = load_remote(options)
     else:
-        loaded = _LocalLoad(name, options).run()
-    return loaded if kv_dtype is None else with_kv_dtype(loaded, kv_dtype)
+        loaded = _LocalLoad(options).run()
+    return loaded if options.kv_dtype is None else with_kv_dtype(loaded, options.kv_dtype)
 
 
 class _LocalLoad:
     """One load of a model on this machine. Its loaders share the folder, the start and the transformers model."""
 
-    def __init__(self, name: str | os.PathLike[str], options: LoadOptions) -> None:
-        self._name, self._options = name, options
-        self._device = resolve_device(options.device)
-        self._dtype = resolve_dtype(options.dtype, self._device)
+    def __init__(self, options: ModelOptions) -> None:
+        self._name: str | os.PathLike[str] = options.model
+        self._options = options
+        self._device, self._dtype = resolve_place(options)
         self._reason: str | None = None  # why the loader before could not load the model
         self._start: PackedStart | None = None
         self._runs_code = False
@@ -141,7 +111,7 @@ class _LocalLoad:
         raise AssertionError("the last loader returns a model or raises")
 
     def _gguf(self) -> LoadedModel | str | None:
-        reason = self._options.plain_reason(self._device)
+        reason = plain_reason(self._options, self._device)
         if reason is None and is_block_file(self._name):
             try:
                 return load_gguf(self._name, self._dtype)
@@ -151,14 +121,14 @@ class _LocalLoad:
 
     def _packed_checkpoint(self) -> LoadedModel | None:
         self._folder = resolve_model(self._name, reason=self._reason or "")
-        reason = self._options.plain_reason(self._device)
+        reason = plain_reason(self._options, self._device)
         return load_packed_checkpoint(self._name, self._folder, self._dtype, plain_reason=reason)
 
     def _later_start(self) -> LoadedModel | None:
         options = self._options
         self._has_encoder = is_encoder_decoder(self._folder)
         if self._has_encoder:
-            refuse_options(str(self._name), options)
+            refuse_options(options)
             return None
         self._runs_code = options.trust_remote_code and bool(code_named_in(self._folder))
         self._start = self._recorded_start()
@@ -227,7 +197,7 @@ class _LocalLoad:
             self._read(placement),
             folder=self._folder,
             name=str(self._name),
-            packed=options.packed and options.offload is None,
+            packed=options.offload is None,
             shapes=Shapes() if options.kernels == "graphs" else None,
         )
         reason = loaded.fallback_reason if self._reason is None else self._reason
@@ -250,51 +220,24 @@ def torch_placement(device: torch.device, offload: str | int) -> Mapping[str, An
     return {"device_map": "auto", "max_memory": memory, "offload_folder": str(folder)}
 
 
-def load_target(
-    model: Any,
-    dtype: Any,
-    device: str,
-    *,
-    kernels: str,
-    quantization: str | None,
-    trust_remote_code: bool = False,
-    offload: str | int | None = None,
-    kv_dtype: str | None = None,
-) -> LoadedModel:
-    """Load or wrap the target model.
-
-    Raises:
-        ConfigurationError: an option is not possible for this kind of model.
-        ModelError: the model cannot be found or used.
-    """
-    require_known(kernels, quantization)
-    require_kv_dtype(kv_dtype, kernels, device)
-    if isinstance(model, str | os.PathLike):
-        return load_model(
-            model,
-            dtype=dtype,
-            device=device,
-            kernels=kernels,
-            quantization=quantization,
-            trust_remote_code=trust_remote_code,
-            offload=offload,
-            kv_dtype=kv_dtype,
-        )
-    if offload is not None:
+def _wrap(options: ModelOptions) -> LoadedModel:
+    """Return a model that was loaded before; raises for options that are chosen when a model is loaded."""
+    model = options.model
+    if options.offload is not None:
         raise ConfigurationError(
             "offload is chosen when a model is loaded, and this one is already loaded: give its name or its folder"
         )
-    if kv_dtype is not None:
+    if options.kv_dtype is not None:
         raise ConfigurationError(
             "kv_dtype is chosen when a model is loaded, and this one is already loaded: give its name or its folder"
         )
     is_wrapped = isinstance(model, LoadedModel | LanguageModel)
-    if kernels == "native" or quantization is not None or (kernels == "graphs" and is_wrapped):
+    if options.kernels == "native" or options.quantization is not None or (options.kernels == "graphs" and is_wrapped):
         raise ConfigurationError(
             "kernels and quantization are chosen when a model is loaded, and this one is already loaded: "
             "give its name or its folder"
         )
-    if dtype != "auto" or device != "auto":
+    if options.dtype != "auto" or options.device != "auto":
         raise ConfigurationError("dtype and device belong to a loaded model already: leave them at 'auto'")
     if isinstance(model, LoadedModel):
         return model
@@ -306,7 +249,7 @@ def load_target(
         )
     settings = getattr(model, "generation_config", None)
     sampling = NEUTRAL if settings is None else sampling_of(settings.to_diff_dict(), "its generation_config")
-    if kernels == "graphs":
+    if options.kernels == "graphs":
         return replace(wrap_model(model, shapes=Shapes()), sampling=sampling)
-    why = None if kernels == "torch" else "it was loaded before, and its weights stay unchanged"
+    why = None if options.kernels == "torch" else "it was loaded before, and its weights stay unchanged"
     return replace(wrap_model(model), fallback_reason=why, sampling=sampling)

@@ -105,16 +105,6 @@ def _plain_facts(loaded: Tokenizer, folder: Path) -> PlainFacts | None:
 
 
 GENERATION_CONFIG = "generation_config.json"
-GENERATION_CONFIGS = ("auto", "none")
-
-
-def require_generation_config(generation_config: str) -> None:
-    """Raise unless the value is "auto", for the defaults of the model, or "none" for none."""
-    if generation_config not in GENERATION_CONFIGS:
-        raise ConfigurationError(
-            f"generation_config is {generation_config!r}: give 'auto' for the sampling defaults in the model's "
-            f"{GENERATION_CONFIG}, or 'none'"
-        )
 
 
 def sampling_in(folder: Path | None) -> Sampling:

@@ -26,7 +26,7 @@ from typing import Any, cast
 import torch
 
 from draftree.core.errors import ConfigurationError, DraftreeError, ModelLoadError
-from draftree.loading.options import QUANTIZATIONS
+from draftree.core.host import parse_size
 from draftree.loading.records import Store, digest_of
 from draftree.models.base import CheckResult, Extend, Pass
 from draftree.models.check import EXACT_PARENTS, NATIVE_LENGTHS, exact_tokens, rounds_alike
@@ -35,7 +35,7 @@ from draftree.models.native.build import PACKING, NativeUnavailableError, workin
 from draftree.models.native.library import library
 from draftree.models.native.model import NativeModel
 from draftree.models.native.packed import PackedWeights
-from draftree.models.native.streaming.model import LEAST_MAPPED, BudgetError, StreamedModel, parse_size, resident_model
+from draftree.models.native.streaming.model import LEAST_MAPPED, BudgetError, StreamedModel, resident_model
 from draftree.models.native.streaming.store import (
     WeightStore,
     add_facts,
@@ -46,6 +46,7 @@ from draftree.models.native.streaming.store import (
     write_store,
 )
 from draftree.models.native.weights import FileWeights, StoredWeight, Weights
+from draftree.options import QUANTIZATIONS
 from draftree.version import __version__
 from draftree.weights.cache import WEIGHT_FILES, Cache, distrust, keep_sums, steps
 

@@ -11,7 +11,8 @@ from urllib.parse import urlencode
 from draftree.core.errors import ConfigurationError, GenerationError, require_extra
 from draftree.core.files import expanded
 from draftree.loading.loaded import LoadedModel, load_tokenizer, require_same_tokenizer
-from draftree.loading.options import LoadOptions, resolve_device, resolve_dtype
+from draftree.loading.options import resolve_place
+from draftree.options import ModelOptions
 from draftree.remote.address import FrameError, RemoteAddress
 from draftree.remote.tokenizers import MAX_BYTES, TOKENIZER_PATH, install_files, kept_digests
 from draftree.weights.cache import Cache
@@ -26,22 +27,21 @@ KEY_VARIABLE = "DRAFTREE_API_KEY"
 FETCH_SECONDS = 60.0
 
 
-def load_remote(name: str, options: LoadOptions) -> LoadedModel:
+def load_remote(options: ModelOptions) -> LoadedModel:
     """Begin a session with a verify server.
 
     Args:
         options: dtype and device of drafters on this machine; kernels and quantization of its layers, if the address
             has a split, else they must not be chosen.
     """
-    address = RemoteAddress.parse(name)
+    address = RemoteAddress.parse(str(options.model))
     is_chosen = options.kernels != "auto" or options.quantization is not None
     if (is_chosen and not address.split) or options.offload is not None:
         raise ConfigurationError(
-            f"kernels, quantization and offload of '{name}' are chosen on the server: "
+            f"kernels, quantization and offload of '{options.model}' are chosen on the server: "
             "give them to 'draftree verify-server'"
         )
-    device = resolve_device(options.device)
-    dtype = resolve_dtype(options.dtype, device)
+    device, dtype = resolve_place(options)
     require_extra("remote", "a remote target needs", error=ConfigurationError)
     from draftree.remote.link import Link, Patience
     from draftree.remote.target import RemoteModel
@@ -57,20 +57,22 @@ def load_remote(name: str, options: LoadOptions) -> LoadedModel:
     welcome = model.link.welcome
     model.fingerprint = f"remote-{welcome.model}-{welcome.tokenizer}"
     folder = _tokenizer_folder(address, key, welcome)
-    return LoadedModel(model, folder, welcome.eos_ids, name, kernels="remote", tokenizer_sha=welcome.tokenizer)
+    return LoadedModel(
+        model, folder, welcome.eos_ids, str(options.model), kernels="remote", tokenizer_sha=welcome.tokenizer
+    )
 
 
-def _split_target(address: RemoteAddress, key: str | None, options: LoadOptions) -> SplitModel:
+def _split_target(address: RemoteAddress, key: str | None, options: ModelOptions) -> SplitModel:
     """Load the first layers, and begin a session that sends their states."""
     from draftree.loading.first_layers import load_first_layers
     from draftree.remote.link import Link, Patience
     from draftree.remote.split.target import SplitModel
 
-    device = resolve_device(options.device)
+    device, dtype = resolve_place(options)
     local = load_first_layers(
         address.weights,
         address.split,
-        dtype=resolve_dtype(options.dtype, device),
+        dtype=dtype,
         device=device,
         kernels=options.kernels,
         quantization=options.quantization,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from draftree.parallel.options import ParallelOptions
+from draftree.options import ModelOptions
 from draftree.parallel.world import own_rank, require_one_process
 
 if TYPE_CHECKING:
@@ -17,41 +16,34 @@ if TYPE_CHECKING:
 __all__ = ["leave_to_rank_zero", "load_divided", "on_loss", "stop_ranks"]
 
 
-def load_divided(
-    load: Callable[..., LoadedModel],
-    model: str | os.PathLike[str] | Any,
-    division: ParallelOptions,
-    settings: Mapping[str, Any],
-) -> LoadedModel:
-    """Load a model with `load`, or together with the other processes if it is divided."""
-    if not division.is_parallel:
-        return load(model, **settings)
-    from draftree.parallel.load import load_together
-    from draftree.parallel.options import LoadSettings
+def load_divided(options: ModelOptions) -> LoadedModel:
+    """Load the model, together with the other processes if it is divided among them."""
+    if options.is_parallel:
+        from draftree.parallel.load import load_together
 
-    return load_together(model, division, LoadSettings(**settings))
+        return load_together(options)
+    from draftree.loading.load import load_model
+
+    return load_model(options)
 
 
-def leave_to_rank_zero(
-    model: str, division: ParallelOptions, settings: Mapping[str, Any], *, threads: int | None = None
-) -> None:
+def leave_to_rank_zero(options: ModelOptions) -> None:
     """Return on rank 0 and in a job of one process; on other ranks, run the passes of their shares, then exit.
 
     Commands call it first, so that only rank 0 reads input, writes output and opens ports.
     """
-    if not division.is_parallel:
-        require_one_process(division)
+    if not options.is_parallel:
+        require_one_process(options)
         return
-    if own_rank(division) == 0:
+    if own_rank(options) == 0:
         return
     from draftree.parallel.load import load_together
-    from draftree.parallel.options import LoadSettings
 
-    if threads is not None:
+    if options.threads is not None:
         import torch
 
-        torch.set_num_threads(threads)
-    load_together(model, division, LoadSettings(**settings))
+        torch.set_num_threads(options.threads)
+    load_together(options)
 
 
 def on_loss(model: LanguageModel, callback: Callable[[RankError], bool]) -> Callable[[], None]:

@@ -23,7 +23,7 @@ from draftree.core.errors import ConfigurationError, DraftreeError, RankError, U
 from draftree.core.files import code_named_in
 from draftree.loading.encoder_decoder import is_encoder_decoder
 from draftree.loading.loaded import LoadedModel
-from draftree.loading.options import require_known, resolve_device, resolve_dtype
+from draftree.loading.options import resolve_device, resolve_dtype
 from draftree.loading.references import ROUNDED_TOLERANCE, in_float32, whole_reference
 from draftree.loading.resolve import resolve_model
 from draftree.loading.transformers_model import eos_ids_in, first_line, read_model, row_buckets
@@ -47,9 +47,9 @@ from draftree.models.torch.attention import ProbePass
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.inspection import fingerprint_of, samples_of
 from draftree.models.torch.static import Shapes
+from draftree.options import ModelOptions
 from draftree.parallel.channel import FAILED, GRACE_SECONDS, Leader, Member
 from draftree.parallel.model import ParallelModel, follow, signals_ignored
-from draftree.parallel.options import LoadSettings, ParallelOptions
 from draftree.parallel.world import World, current_world, group_rank
 
 # Tensor-parallel plans for the modules of one stage.
@@ -205,7 +205,7 @@ def ordered_sums() -> Iterator[None]:
             del ALL_PARALLEL_STYLES[name]
 
 
-def require_divisible(name: str, config: Any, options: ParallelOptions) -> None:
+def require_divisible(config: Any, options: ModelOptions) -> None:
     """Check that the heads and layers of a model can be divided; loads nothing."""
     text = config.get_text_config()
     heads = int(text.num_attention_heads)
@@ -213,31 +213,33 @@ def require_divisible(name: str, config: Any, options: ParallelOptions) -> None:
     plan = getattr(text, "base_model_tp_plan", None)
     if options.tp > 1 and not plan:
         raise ConfigurationError(
-            f"transformers has no tensor-parallel plan for '{name}' of type '{text.model_type}': use tp=1"
+            f"transformers has no tensor-parallel plan for '{options.model}' of type '{text.model_type}': use tp=1"
         )
     for what, count in (("key-value heads", kv_heads), ("attention heads", heads)):
         if count % options.tp:
             possible = [size for size in range(1, kv_heads + 1) if not kv_heads % size and not heads % size]
             raise ConfigurationError(
-                f"'{name}' has {count} {what}, which cannot be divided evenly among tp={options.tp} processes: "
-                f"use tp of {', '.join(map(str, possible))}"
+                f"'{options.model}' has {count} {what}, which cannot be divided evenly among tp={options.tp} processes"
+                f": use tp of {', '.join(map(str, possible))}"
             )
     if options.pp > 1 and not getattr(text, "base_model_pp_plan", None):
         raise ConfigurationError(
-            f"transformers cannot divide the layers of '{name}' of type '{text.model_type}' into stages: use pp=1"
+            f"transformers cannot divide the layers of '{options.model}' of type '{text.model_type}' into stages: "
+            "use pp=1"
         )
     if options.pp > int(text.num_hidden_layers):
         raise ConfigurationError(
-            f"'{name}' has {text.num_hidden_layers} layers, fewer than pp={options.pp} stages: use a smaller pp"
+            f"'{options.model}' has {text.num_hidden_layers} layers, fewer than pp={options.pp} stages: use a "
+            "smaller pp"
         )
     if options.strict_sums:
-        require_ordered(list((plan or {}).values()), name)
+        require_ordered(list((plan or {}).values()), str(options.model))
 
 
 class ShardedReader:
     """Reads a process's share of a model, in place of a class of transformers."""
 
-    def __init__(self, options: ParallelOptions) -> None:
+    def __init__(self, options: ModelOptions) -> None:
         self._options = options
 
     def from_pretrained(self, folder: Any, *, trust_remote_code: bool = False, **settings: Any) -> Any:
@@ -261,7 +263,7 @@ class ShardedModel(HFModel):
     """Share of a transformers model as a `LanguageModel`; its passes are those of all processes together."""
 
     def __init__(
-        self, model: Any, options: ParallelOptions, *, row_buckets: Sequence[int] = (), shapes: Shapes | None = None
+        self, model: Any, options: ModelOptions, *, row_buckets: Sequence[int] = (), shapes: Shapes | None = None
     ) -> None:
         import transformers
 
@@ -307,50 +309,50 @@ class LoadedShare:
         return isinstance(self.model, NativeModel)
 
 
-def load_share(
-    world: World, name: str | os.PathLike[str], options: ParallelOptions, settings: LoadSettings
-) -> LoadedShare:
+def load_share(world: World, options: ModelOptions) -> LoadedShare:
     """Load this process's share; all processes call it."""
-    require_possible(world, options, settings)
-    device = local_device(settings.device, world)
-    folder = resolve_model(name, reason="processes that share a model read plain weights")
+    require_possible(world, options)
+    device = local_device(options.device, world)
+    folder = resolve_model(options.model, reason="processes that share a model read plain weights")
     if is_encoder_decoder(folder):
-        raise ConfigurationError(f"'{name}' is an encoder-decoder model, which one process runs: leave {options} out")
-    if settings.kernels in ("auto", "native") and device.type == "cpu":
+        raise ConfigurationError(
+            f"'{options.model}' is an encoder-decoder model, which one process runs: leave {options.division} out"
+        )
+    if options.kernels in ("auto", "native") and device.type == "cpu":
         try:
-            return _load_native(world, folder, options, settings, device)
+            return _load_native(world, folder, options, device)
         except NativeUnavailableError as reason:
-            if settings.kernels == "native" or settings.quantization is not None:
-                raise NativeUnavailableError(f"model '{name}' cannot run on native kernels: {reason}") from reason
-            logger.info("%s: passes run in PyTorch: %s", name, reason)
-    return _load_torch(world, name, folder, options, settings, device)
+            if options.kernels == "native" or options.quantization is not None:
+                raise NativeUnavailableError(
+                    f"model '{options.model}' cannot run on native kernels: {reason}"
+                ) from reason
+            logger.info("%s: passes run in PyTorch: %s", options.model, reason)
+    return _load_torch(world, folder, options, device)
 
 
-def _load_native(
-    world: World, folder: Path, options: ParallelOptions, settings: LoadSettings, device: torch.device
-) -> LoadedShare:
+def _load_native(world: World, folder: Path, options: ModelOptions, device: torch.device) -> LoadedShare:
     """Load this process's share of a native model."""
     if options.pp > 1:
         raise NativeUnavailableError("native kernels have no stages: use tp")
     if not world.is_one_machine:
         raise NativeUnavailableError("native kernels share memory, and the processes run on several machines")
-    dtype = resolve_dtype(settings.dtype, device)
-    if settings.trust_remote_code and code_named_in(folder):
+    dtype = resolve_dtype(options.dtype, device)
+    if options.trust_remote_code and code_named_in(folder):
         raise NativeUnavailableError("it runs code of its own")
-    model = read_model(folder, dtype, device, trust_remote_code=settings.trust_remote_code)
+    model = read_model(folder, dtype, device, trust_remote_code=options.trust_remote_code)
     model.eval().requires_grad_(False)
     with in_float32(model):  # as for one process
         reference = reference_logits(model)
     blueprint, eos_ids = plan_lowering(HFModel(model)), eos_ids_in(model)
     memory = team_memory(world)
     share = divide(blueprint, world.rank, world.size, memory)
-    tolerance = QUANTIZED_TOLERANCE.get(settings.quantization or "")
-    if settings.quantization == "int4" and world.rank == 0:
+    tolerance = QUANTIZED_TOLERANCE.get(options.quantization or "")
+    if options.quantization == "int4" and world.rank == 0:
         reference, tolerance = whole_reference(model, blueprint, reference), ROUNDED_TOLERANCE
-    ours = NativeModel(blueprint, ModelWeights(model), quantization=settings.quantization, share=share)
+    ours = NativeModel(blueprint, ModelWeights(model), quantization=options.quantization, share=share)
     facts = {"max_length": ours.max_length}
     kernels = f"native ({ours.instructions})"
-    how = (True, kernels, settings.quantization, tolerance, (memory.release,))
+    how = (True, kernels, options.quantization, tolerance, (memory.release,))
     return LoadedShare(ours, folder, reference, facts, eos_ids, *how)
 
 
@@ -365,42 +367,40 @@ def team_memory(world: World) -> TeamMemory:
     return TeamMemory.opened(world.store.get(key).decode())
 
 
-def require_possible(world: World, options: ParallelOptions, settings: LoadSettings) -> None:
+def require_possible(world: World, options: ModelOptions) -> None:
     """Check the options before anything is loaded."""
-    require_known(settings.kernels, settings.quantization)
     if world.size != options.num_processes:
         raise ConfigurationError(
-            f"{options} needs {options.num_processes} processes, and {world.size} were started: start torchrun with "
-            f"--nproc-per-node {options.num_processes}, or change tp and pp so that their product is {world.size}"
+            f"{options.division} needs {options.num_processes} processes, and {world.size} were started: start "
+            f"torchrun with --nproc-per-node {options.num_processes}, or change tp and pp so that their product is "
+            f"{world.size}"
         )
-    if settings.kernels == "graphs" and options.pp > 1:
+    if options.kernels == "graphs" and options.pp > 1:
         raise ConfigurationError("kernels 'graphs' have no stages: use pp=1, or other kernels")
 
 
 def _load_torch(
     world: World,
-    name: str | os.PathLike[str],
     folder: Path,
-    options: ParallelOptions,
-    settings: LoadSettings,
+    options: ModelOptions,
     device: torch.device,
 ) -> LoadedShare:
     from transformers import AutoConfig
 
-    if settings.kernels == "graphs" and device.type == "cuda":
+    if options.kernels == "graphs" and device.type == "cuda":
         raise ConfigurationError("kernels 'graphs' do not capture exchanges between GPUs: use tp=1, or other kernels")
     require_extra("parallel", "models divided among processes need", error=ConfigurationError)
     require_distributed()
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=settings.trust_remote_code)
-    require_divisible(str(name), config, options)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=options.trust_remote_code)
+    require_divisible(config, options)
     require_group(world, options, device)
-    dtype = resolve_dtype(settings.dtype, device)
+    dtype = resolve_dtype(options.dtype, device)
     model = read_model(
-        folder, dtype, device, trust_remote_code=settings.trust_remote_code, reader=ShardedReader(options)
+        folder, dtype, device, trust_remote_code=options.trust_remote_code, reader=ShardedReader(options)
     )
     model.eval().requires_grad_(False)
     reference = reference_logits(model)  # before the attention is replaced
-    shapes = Shapes() if settings.kernels == "graphs" else None
+    shapes = Shapes() if options.kernels == "graphs" else None
     ours = ShardedModel(model, options, row_buckets=row_buckets(model), shapes=shapes)
     facts: dict[str, Any] = {"max_length": ours.max_length}
     if options.pp > 1:
@@ -424,14 +424,16 @@ def require_distributed() -> None:
         )
 
 
-def load_together(name: str | os.PathLike[str], options: ParallelOptions, settings: LoadSettings) -> LoadedModel:
+def load_together(options: ModelOptions) -> LoadedModel:
     """Load a model in all processes of the job.
 
     On rank 0 the model is returned. On the other ranks this function runs the passes of their shares until rank 0 has
     ended, and then ends the process.
     """
-    if not isinstance(name, str | os.PathLike):
-        raise ConfigurationError(f"{options} needs the name or the folder of a model: each process loads its own share")
+    if not isinstance(options.model, str | os.PathLike):
+        raise ConfigurationError(
+            f"{options.division} needs the name or the folder of a model: each process loads its own share"
+        )
     world = current_world(options)
     if world.rank == 0:
         if world.is_divided:
@@ -439,21 +441,21 @@ def load_together(name: str | os.PathLike[str], options: ParallelOptions, settin
                 "this job has divided a model already, and its other processes belong to that one: start another job"
             )
         world.is_divided = True
-        return lead(world, name, options, settings)
+        return lead(world, options)
     member = Member(world)
     with signals_ignored():
-        attend(world, member, name, options, settings)
+        attend(world, member, options)
     raise SystemExit(0)
 
 
-def lead(world: World, name: str | os.PathLike[str], options: ParallelOptions, settings: LoadSettings) -> LoadedModel:
+def lead(world: World, options: ModelOptions) -> LoadedModel:
     """Load rank 0's share, and check the model together with the other ranks."""
     leader = Leader(world)
     try:
-        share = load_share(world, name, options, settings)
+        share = load_share(world, options)
         leader.lifelines.releases.extend(share.releases)
         facts = [share.facts, *(json.loads(data) for data in leader.reports())]
-        return _checked(share, leader, name, options, facts)
+        return _checked(share, leader, options, facts)
     except RankError:
         raise
     except DraftreeError:
@@ -466,12 +468,10 @@ def lead(world: World, name: str | os.PathLike[str], options: ParallelOptions, s
         raise
 
 
-def attend(
-    world: World, member: Member, name: str | os.PathLike[str], options: ParallelOptions, settings: LoadSettings
-) -> None:
+def attend(world: World, member: Member, options: ModelOptions) -> None:
     """Load another rank's share and run its passes until rank 0 stops; on failure the process ends with status 1."""
     try:
-        share = load_share(world, name, options, settings)
+        share = load_share(world, options)
         member.lifelines.releases.extend(share.releases)
         member.report(json.dumps(share.facts).encode())
         follow(share.model, member, has_parts=share.is_native)
@@ -504,8 +504,7 @@ def _leave() -> NoReturn:
 def _checked(
     share: LoadedShare,
     leader: Leader,
-    name: str | os.PathLike[str],
-    options: ParallelOptions,
+    options: ModelOptions,
     facts: Sequence[dict[str, Any]],
 ) -> LoadedModel:
     """Check the whole model, which all ranks run by now."""
@@ -528,7 +527,7 @@ def _checked(
     has_order = share.is_native or options.tp == 1 or options.strict_sums
     lengths = NATIVE_LENGTHS if share.is_native else EXACT_LENGTHS
     model.is_exact = share.is_fixed and has_order and result.is_exact and rounds_alike(model, lengths)
-    return LoadedModel(model, share.folder, share.eos_ids, str(name), share.kernels, share.quantization)
+    return LoadedModel(model, share.folder, share.eos_ids, str(options.model), share.kernels, share.quantization)
 
 
 ABORT_OPERATIONS = "2"  # value of torch that ends operations and not the process
@@ -556,14 +555,14 @@ def local_device(device: str, world: World) -> torch.device:
     return torch.device("cuda", world.local_rank)
 
 
-def require_group(world: World, options: ParallelOptions, device: torch.device) -> None:
+def require_group(world: World, options: ModelOptions, device: torch.device) -> None:
     """Create the process group, or check that the existing one has this order of ranks."""
     rank = group_rank(world.rank, options)
     if dist.is_initialized():
         if (dist.get_rank(), dist.get_world_size()) != (rank, world.size):
             raise ConfigurationError(
-                f"this process is rank {dist.get_rank()} of a process group, and {options} needs rank {rank}: start a "
-                "new job, and leave torch.distributed.init_process_group out"
+                f"this process is rank {dist.get_rank()} of a process group, and {options.division} needs rank {rank}: "
+                "start a new job, and leave torch.distributed.init_process_group out"
             )
         return
     os.environ.setdefault("LOCAL_RANK", str(world.local_rank))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from draftree.core.errors import ConfigurationError
-from draftree.parallel.options import ParallelOptions
+from draftree.options import ModelOptions
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # set by torchrun for each process
 LAUNCHER = "TORCHELASTIC_RUN_ID"
@@ -34,24 +34,24 @@ class World:
         return f"draftree/{what}/{self._num_names}"
 
 
-def own_rank(options: ParallelOptions) -> int:
+def own_rank(options: ModelOptions) -> int:
     """Return the rank of this process; imports no torch."""
     missing = [name for name in VARIABLES if name not in os.environ]
     if missing:
         count = options.num_processes
         raise ConfigurationError(
-            f"{options} needs {count} processes, and this one was not started by torchrun ({missing[0]} is not set): "
-            f"start with 'torchrun --standalone --nproc-per-node {count} -m draftree …'"
+            f"{options.division} needs {count} processes, and this one was not started by torchrun ({missing[0]} is "
+            f"not set): start with 'torchrun --standalone --nproc-per-node {count} -m draftree …'"
         )
     return int(os.environ["RANK"])
 
 
-def require_one_process(options: ParallelOptions) -> None:
+def require_one_process(options: ModelOptions) -> None:
     """Check that torchrun did not start several processes for a command that uses one."""
     count = os.environ.get("WORLD_SIZE", "1")
     if LAUNCHER in os.environ and count.isdigit() and int(count) > 1:
         raise ConfigurationError(
-            f"{count} processes were started, and {options} needs one: divide the model with --tp {count} or "
+            f"{count} processes were started, and {options.division} needs one: divide the model with --tp {count} or "
             f"--pp {count}, or start one process"
         )
 
@@ -59,7 +59,7 @@ def require_one_process(options: ParallelOptions) -> None:
 _current: World | None = None
 
 
-def current_world(options: ParallelOptions) -> World:
+def current_world(options: ModelOptions) -> World:
     """Return the processes of this job, from the variables of torchrun; the first call connects to their store."""
     global _current  # noqa: PLW0603, one job has one store
     own_rank(options)
@@ -72,6 +72,6 @@ def current_world(options: ParallelOptions) -> World:
     return _current
 
 
-def group_rank(rank: int, options: ParallelOptions) -> int:
+def group_rank(rank: int, options: ModelOptions) -> int:
     """Return the rank in the process group, whose last stage has the head: rank 0 of the job is in the last stage."""
     return (rank + (options.pp - 1) * options.tp) % options.num_processes

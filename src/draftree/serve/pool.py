@@ -8,14 +8,13 @@ import logging
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from draftree.async_llm import AsyncLLM
 from draftree.build import choose_methods, require_fit
 from draftree.core.errors import ConfigurationError
 from draftree.engine.memory import SHARE
-from draftree.loading.load import load_model
 from draftree.loading.loaded import LoadedModel
 from draftree.models.memory import free_memory
 from draftree.parallel.children import start_ranks
@@ -163,8 +162,6 @@ class ModelPool:
 logger = logging.getLogger(__name__)
 PREDICTION_DRAFTS = ("prediction", "prediction,width=1")
 """Drafters that read predictions, without weights; chains are for verifiers and models that take no branches."""
-LOADING = ("dtype", "device", "kernels", "quantization", "offload", "kv_dtype")
-"""Options that are used up when a model is loaded."""
 
 
 def load_models(settings: ServerSettings) -> list[ServedModel]:
@@ -184,12 +181,9 @@ def start_other_ranks(settings: ServerSettings, *, threads: int | None) -> list[
         settings: for `load_models`, which is called afterwards.
         threads: CPU threads of each process.
     """
-    if not settings.parallel.is_parallel:
+    if not settings.options.is_parallel:
         return []
-    choice = settings.models[0]
-    options = settings.llm_options(choice)
-    given = {name: options[name] for name in LOADING}
-    return start_ranks(choice.source, settings.parallel, given, threads=threads)
+    return start_ranks(replace(settings.options_of(settings.models[0]), threads=threads))
 
 
 def split_memory(total: int, weights: Sequence[int]) -> list[int]:
@@ -209,17 +203,15 @@ def _shares(total: int | None, loaded: Sequence[LoadedModel]) -> list[int | None
 
 
 def _weights(settings: ServerSettings, choice: ModelChoice) -> LoadedModel:
-    options = settings.llm_options(choice)
-    loaded = load_divided(load_model, choice.source, settings.parallel, {name: options[name] for name in LOADING})
+    loaded = load_divided(settings.options_of(choice))
     if loaded.kernels_note is not None:
         logger.warning("'%s': %s", choice.name, loaded.kernels_note)
     return loaded
 
 
 def _served(settings: ServerSettings, choice: ModelChoice, loaded: LoadedModel, *, memory: int | None) -> ServedModel:
-    options = {name: value for name, value in settings.llm_options(choice).items() if name not in LOADING}
     draft = _with_predictions(settings, choice, loaded) or None
-    llm = AsyncLLM(loaded, draft, max_waiting=settings.engine_queue, sequence_memory=memory, **options)
+    llm = AsyncLLM(settings.options_of(choice).over(loaded, draft=draft, sequence_memory=memory))
     if llm.llm.sampling_note:
         logger.info("'%s': %s", choice.name, llm.llm.sampling_note)
     return ServedModel(choice.name, llm, choice.aliases)
@@ -227,11 +219,11 @@ def _served(settings: ServerSettings, choice: ModelChoice, loaded: LoadedModel, 
 
 def _with_predictions(settings: ServerSettings, choice: ModelChoice, loaded: LoadedModel) -> tuple[str, ...]:
     """Return the drafters of a model, and one for requests with a `prediction` if none of them reads it and it fits."""
-    each = [choose_methods(draft, settings.verify, settings.plan) for draft in choice.drafts]
+    each = [choose_methods(draft, settings.options.verify, settings.options.plan) for draft in choice.drafts]
     if not each or any(methods.traits.reads_predictions for methods in each):
         return choice.drafts
     for draft in PREDICTION_DRAFTS:
         with contextlib.suppress(ConfigurationError):
-            require_fit(choose_methods(draft, settings.verify, settings.plan), loaded)
+            require_fit(choose_methods(draft, settings.options.verify, settings.options.plan), loaded)
             return (*choice.drafts, draft)
     return choice.drafts

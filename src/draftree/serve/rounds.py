@@ -208,10 +208,15 @@ class ServerTraces:
         stream = path.open("x", encoding="utf-8", buffering=1)  # complete lines, also of a server that is killed
         writer = TraceWriter(stream)
         draft = (llm.drafts or ("none",))[0]
-        about = {"drafts": list(llm.drafts), "kernels": llm.kernels, "dtype": settings.dtype, "draftree": __version__}
-        plan = settings.plan or "auto"
+        about = {
+            "drafts": list(llm.drafts),
+            "kernels": llm.kernels,
+            "dtype": settings.options.dtype,
+            "draftree": __version__,
+        }
+        plan = settings.options.plan or "auto"
         parts, seconds = llm.planner.parts, llm.planner.pass_seconds
-        writer.begin(TraceHeader(model.name, draft, settings.verify, plan, parts, seconds, about))
+        writer.begin(TraceHeader(model.name, draft, settings.options.verify, plan, parts, seconds, about))
         llm.requests.records_picks = True
         self._open.append((writer, stream, model))
         return writer

@@ -13,9 +13,9 @@ from typing import Any
 from draftree.core.errors import ConfigurationError, suggestion
 from draftree.core.files import expanded, shown_name
 from draftree.core.host import is_loopback
-from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
+from draftree.drafters import drafts
 from draftree.drafters.learning.store import parse_learning
-from draftree.parallel.options import ParallelOptions
+from draftree.options import AUTO_DRAFT, NO_DRAFT, ModelOptions
 
 DEFAULT_DRAFTS = (AUTO_DRAFT,)
 """Drafters of a model for which none is named: chosen when it is loaded, lossless, and switched off by the planner
@@ -130,8 +130,6 @@ class Group(enum.StrEnum):
     ACCESS = "Access"
     LIMITS = "Limits"
     LOGS = "Logs"
-    SPECULATION = "Speculation"
-    EXECUTION = "Execution"
 
 
 def _option(default: Any, text: str, group: Group, *, word: str | None = None, least: float | None = None) -> Any:
@@ -148,7 +146,15 @@ def _option(default: Any, text: str, group: Group, *, word: str | None = None, l
 
 
 NETWORK, ACCESS, LIMITS = Group.NETWORK, Group.ACCESS, Group.LIMITS
-LOGS, SPECULATION, EXECUTION = Group.LOGS, Group.SPECULATION, Group.EXECUTION
+LOGS = Group.LOGS
+
+
+MODEL_OPTIONS = tuple(
+    field
+    for field in dataclasses.fields(ModelOptions)
+    if "help" in field.metadata and field.name not in ("draft", "trust_remote_code", "allow_control_tokens")
+)
+"""Options of all served models, which are options of the command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,36 +235,14 @@ class ServerSettings:
         "http://localhost:4318/v1/traces; needs the extra 'telemetry'.", LOGS, word="URL",
     )  # fmt: skip
 
-    verify: str = _option("coupled", "The verifier.", SPECULATION, word="RULE")
-    plan: str | None = _option(None, "The planner of draft sizes; auto if not given.", SPECULATION, word="POLICY")
-    learn: str | None = _option(
-        None, "Whose verified texts drafters learn from: server (all requests) or key (those of the same API key); "
-        "server,folder=PATH keeps it over restarts.", SPECULATION, word="SCOPE",
-    )  # fmt: skip
+    options: ModelOptions = dataclasses.field(default_factory=lambda: ModelOptions(None))
+    """How each of the models is loaded and run; `options_of` adds the model and its drafters."""
 
-    device: str = _option("auto", "auto, cpu, cuda or cuda:N.", EXECUTION, word="NAME")
-    dtype: str = _option("auto", "auto, float32, bfloat16, float16 or float64.", EXECUTION, word="NAME")
-    kernels: str = _option("auto", "auto, native, torch or graphs.", EXECUTION, word="NAME")
-    quantization: str | None = _option(None, "int8 or int4 for weights of 8 or 4 bits.", EXECUTION, word="NAME")
-    offload: str | None = _option(None, "Memory for weights, such as 8GB; others are read.", EXECUTION, word="SIZE")
-    kv_dtype: str | None = _option(None, "int8 for keys and values of 8 bits.", EXECUTION, word="NAME")
-    tp: int = _option(1, "Processes of torchrun that share each layer (tensor parallel).", EXECUTION, least=1)
-    pp: int = _option(1, "Stages of layers (pipeline parallel); each has --tp processes.", EXECUTION, least=1)
-    strict_sums: bool = _option(
-        False, "Add the partial sums of processes in one order, whatever else is in a pass.", EXECUTION
-    )
-    generation_config: str = _option(
-        "auto", "auto: sampling defaults of a model, in its generation_config.json; none: those of the API.",
-        EXECUTION, word="auto|none",
-    )  # fmt: skip
-    exact: bool = _option(False, "Refuse to run unless logits are bit-identical in every batch.", EXECUTION)
-    threads: int | None = _option(None, "CPU threads of passes; those of 'doctor' if not given.", EXECUTION, least=1)
-    affinity: str | None = _option(None, "Processors of threads: auto, none or a list.", EXECUTION, word="LIST")
-    max_batch_size: int | None = _option(
-        None, "Sequences in one batch; as many as memory allows, up to 32, if not given.", EXECUTION, least=1
-    )
-    prefill_chunk_size: int = _option(64, "Prompt tokens per pass while others decode.", EXECUTION, least=1)
-    prefix_cache_size: int = _option(8, "Finished sequences kept for prompts that begin alike.", EXECUTION, least=0)
+    @classmethod
+    def of(cls, models: tuple[ModelChoice, ...], **values: Any) -> ServerSettings:
+        """Return settings from their fields and those of `MODEL_OPTIONS` by name."""
+        options = {field.name: values.pop(field.name) for field in MODEL_OPTIONS if field.name in values}
+        return cls(models=models, options=ModelOptions(None, **options), **values)
 
     def __post_init__(self) -> None:
         if not self.models:
@@ -271,15 +255,16 @@ class ServerSettings:
         if (self.tls_certificate is None) != (self.tls_key is None):
             given, missing = ("tls_key", "tls_certificate")[:: 1 if self.tls_certificate is None else -1]
             raise ConfigurationError(f"{given} is given without {missing}: HTTPS needs both")
-        if self.parallel.is_parallel and len(self.models) > 1:
-            raise ConfigurationError(f"{self.parallel} divides one model, and {len(self.models)} are named: name one")
+        if self.options.is_parallel and len(self.models) > 1:
+            raise ConfigurationError(
+                f"{self.options.division} divides one model, and {len(self.models)} are named: name one"
+            )
         if not (isinstance(self.key_share, int | float) and 0 < self.key_share <= 1):
             raise ConfigurationError(f"key_share is {self.key_share!r}: it must be above 0 and at most 1")
         _require_member("log_format", self.log_format, LOG_FORMATS)
         _require_member("log_level", self.log_level, LOG_LEVELS)
-        _require_member("generation_config", self.generation_config, ("auto", "none"))
-        if self.learn is not None:
-            parse_learning(self.learn)
+        if self.options.learn is not None:
+            parse_learning(self.options.learn)
         for origin in self.cors_origins:
             _require_origin(origin)
         for host in self.allowed_hosts:
@@ -289,11 +274,6 @@ class ServerSettings:
             raise ConfigurationError(
                 f"otlp_endpoint is {self.otlp_endpoint!r}: write a URL such as http://localhost:4318/v1/traces"
             )
-
-    @property
-    def parallel(self) -> ParallelOptions:
-        """How the model is divided among processes."""
-        return ParallelOptions(tp=self.tp, pp=self.pp, strict_sums=self.strict_sums)
 
     @property
     def is_loopback(self) -> bool:
@@ -310,52 +290,46 @@ class ServerSettings:
         """Sequences that may wait in an engine: all of the requests that run, so that only the gate refuses."""
         return self.max_concurrent_requests * self.max_choices * MAX_PROMPTS
 
-    def llm_options(self, choice: ModelChoice) -> dict[str, Any]:
-        """Return the keyword arguments of `LLM` for a model, besides its source, its drafters and its memory."""
-        return {
-            "verify": self.verify,
-            "plan": self.plan if choice.drafts else None,
-            "learn": self.learn if self.learns(choice) else None,
-            "dtype": self.dtype,
-            "device": self.device,
-            "kernels": self.kernels,
-            "quantization": self.quantization,
-            "offload": self.offload,
-            "kv_dtype": self.kv_dtype,
-            "generation_config": self.generation_config,
-            "exact": self.exact,
-            "max_batch_size": self.max_batch_size,
-            "prefill_chunk_size": self.prefill_chunk_size,
-            "prefix_cache_size": self.prefix_cache_size,
-        }
+    def options_of(self, choice: ModelChoice) -> ModelOptions:
+        """Return the options of a model."""
+        return dataclasses.replace(
+            self.options,
+            model=choice.source,
+            draft=choice.drafts or None,
+            plan=self.options.plan if choice.drafts else None,
+            learn=self.options.learn if self.learns(choice) else None,
+            max_waiting=self.engine_queue,
+        )
 
     def learns(self, choice: ModelChoice) -> bool:
         """Return whether drafters of a model learn; imports torch if learning is requested."""
-        if self.learn is None:
+        if self.options.learn is None:
             return False
         from draftree.build import choose_methods
 
-        return any(choose_methods(draft, self.verify, self.plan).traits.learns for draft in choice.drafts)
+        return any(
+            choose_methods(draft, self.options.verify, self.options.plan).traits.learns for draft in choice.drafts
+        )
 
     def require_methods(self) -> None:
         """Check drafters, verifier, planner, device and dtype; imports torch, loads nothing."""
         from draftree.build import choose_methods
         from draftree.core.host import require_affinity
-        from draftree.loading.options import require_known, require_kv_dtype, resolve_device, resolve_dtype
+        from draftree.loading.options import resolve_place
 
-        require_affinity(self.affinity)
-        resolve_dtype(self.dtype, resolve_device(self.device))
-        require_known(self.kernels, self.quantization)
-        require_kv_dtype(self.kv_dtype, self.kernels, self.device)
-        if self.plan is not None and not any(choice.drafts for choice in self.models):
-            raise ConfigurationError(f"planner '{self.plan}' was given, but no model has a drafter: leave it out")
+        require_affinity(self.options.affinity)
+        resolve_place(self.options)
+        if self.options.plan is not None and not any(choice.drafts for choice in self.models):
+            raise ConfigurationError(
+                f"planner '{self.options.plan}' was given, but no model has a drafter: leave it out"
+            )
         for choice in self.models:
             for draft in choice.drafts or (None,):
-                choose_methods(draft, self.verify, self.plan if choice.drafts else None)
-        if self.learn is not None and not any(map(self.learns, self.models)):
+                choose_methods(draft, self.options.verify, self.options.plan if choice.drafts else None)
+        if self.options.learn is not None and not any(map(self.learns, self.models)):
             raise ConfigurationError(
-                f"learn is '{self.learn}', but no model has a drafter that learns: use drafter 'suffix' with memory or "
-                "a head that drafts level by level, or leave it out"
+                f"learn is '{self.options.learn}', but no model has a drafter that learns: use drafter 'suffix' with "
+                "memory or a head that drafts level by level, or leave it out"
             )
 
 

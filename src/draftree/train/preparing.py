@@ -16,7 +16,8 @@ from draftree.heads.base import TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.loading.load import load_model
 from draftree.loading.loaded import LoadedModel
-from draftree.loading.options import QUANTIZATIONS, resolve_device, resolve_dtype
+from draftree.loading.options import resolve_device, resolve_dtype
+from draftree.options import QUANTIZATIONS, ModelOptions
 from draftree.train.data.shards import UNSEEN_SHARE, TrainingData
 from draftree.train.loop import Processes, find_processes
 
@@ -31,28 +32,20 @@ class TrainingJob:
     """Names of what is read and written.
 
     Attributes:
-        model: name of the target.
+        options: the target; dtype and device of computation, a run in one process.
         data: folders of its training data.
         output: folder of the result.
         resume: whether to continue the run in that folder.
-        dtype: dtype of computation: "auto", "float32" or "bfloat16".
-        device: device of a run in one process.
-        threads: CPU threads; None keeps torch's own choice.
         unseen_share: share of the prompts that are not trained on.
         data_tokens: least number of tokens of the texts of training that are used, the first ones; None for all.
-        trust_remote_code: whether Python code in the target's folder may run.
     """
 
-    model: str
+    options: ModelOptions
     data: tuple[Path, ...]
     output: Path
     resume: bool = False
-    dtype: str = "auto"
-    device: str = "auto"
-    threads: int | None = None
     unseen_share: float = UNSEEN_SHARE
     data_tokens: int | None = None
-    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         require_positive(self, "data_tokens")
@@ -107,18 +100,18 @@ class Prepared:
 def prepare(job: TrainingJob) -> Prepared:
     """Load data and target."""
     job.require_output()
-    apply_threads(job.threads)
-    processes = find_processes(resolve_device(job.device))
+    options = job.options
+    apply_threads(options.threads)
+    processes = find_processes(resolve_device(options.device))
     device = processes.device
-    dtype = resolve_dtype(job.dtype, device)
+    dtype = resolve_dtype(options.dtype, device)
     data = TrainingData(*job.data)
     loaded = load_model(
-        job.model,
+        options,
         dtype=data.recipe.dtype,
         device=str(device),
         kernels="torch" if data.recipe.quantization is None else "auto",
         quantization=data.recipe.quantization if data.recipe.quantization in QUANTIZATIONS else None,
-        trust_remote_code=job.trust_remote_code,
     )
     require_same_target(data, loaded)
     seen, unseen = data.split(job.unseen_share)

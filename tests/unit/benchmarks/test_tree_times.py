@@ -11,6 +11,7 @@ from draftree.lab.bench.passes import PassSettings
 from draftree.lab.bench.records import read_results
 from draftree.models.base import Extend, LanguageModel, Pass, PassResult
 from draftree.models.table import TableLM, hashed
+from draftree.options import ModelOptions
 from private_cache import private_cache
 
 trees = script("trees")
@@ -60,4 +61,4 @@ def test_trees_are_scored_with_the_parents_of_their_shape(monkeypatch):
 
 def test_trees_that_only_a_drafter_can_place_are_refused():
     with pytest.raises(ConfigurationError, match="depend on a drafter"):
-        trees.measure(PassSettings("nothing"), ["best-8"], [])
+        trees.measure(PassSettings(ModelOptions("nothing")), ["best-8"], [])

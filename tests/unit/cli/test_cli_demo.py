@@ -9,7 +9,8 @@ import pytest
 from draftree.cli import demo, runs
 from draftree.cli.demo import DEMO_PROMPTS, outline, verdict
 from draftree.cli.main import run
-from draftree.cli.runs import Run, Setup
+from draftree.cli.options import Setup
+from draftree.cli.runs import Run
 from draftree.outputs import Completion
 from paced import paced_llm
 
@@ -17,7 +18,7 @@ from paced import paced_llm
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers long enough to run in a circle, by a clock by which drafts of a circle pay."""
-    monkeypatch.setattr(runs, "LLM", paced_llm)
+    monkeypatch.setattr("draftree.llm.LLM", paced_llm)
     monkeypatch.setattr(
         demo, "DEMO_PROMPTS", tuple(dataclasses.replace(demo_prompt, max_tokens=40) for demo_prompt in DEMO_PROMPTS)
     )

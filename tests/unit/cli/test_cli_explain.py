@@ -32,7 +32,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[LLM]:
             super().__init__(*given, **more)
             found.append(self)
 
-    monkeypatch.setattr(runs, "LLM", Kept)
+    monkeypatch.setattr("draftree.llm.LLM", Kept)
     return found
 
 
@@ -92,7 +92,7 @@ def test_generate_takes_threads(chat: str, threads: None, capfd: pytest.CaptureF
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["--threads", "0"], "threads is 0: it must be at least 1"),
+        (["--threads", "0"], "threads is 0: it must be a whole number of at least 1"),
         (["--kernels", "fast"], "fast"),
         (["--quantization", "int3"], "int3"),
         (["--verify", "nothing"], "nothing"),

@@ -14,6 +14,7 @@ import pytest
 from cli_samples import CONTEXT, END, GREEDY, expected
 from draftree import LLM, SamplingParams
 from draftree.cli import runs
+from draftree.cli.options import Setup
 from draftree.cli.prompt import Task
 from draftree.cli.render import Colour, Style
 from paced import paced_llm
@@ -140,7 +141,7 @@ def test_several_texts_have_headings(generate: Any, base: str) -> None:
 def test_accepted_text_is_green_and_the_legend_comes_once(
     generate: Any, base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "LLM", paced_llm)
+    monkeypatch.setattr("draftree.llm.LLM", paced_llm)
     _, out, err = generate(base, "ab", *GREEDY, "--draft", "ngram", "--colour", "always")
     assert err.count("drafted and accepted") == 1
     assert out.replace(GREEN, "").replace(RESET, "") == expected(base, "ab", temperature=0, max_tokens=60) + "\n"
@@ -283,7 +284,7 @@ def test_a_comparison_divides_decode_rates_and_says_when_nothing_was_accepted() 
     def run(tokens: int, prefill: float, decode: float, accepted: int = 0) -> runs.Run:
         stats = SimpleNamespace(decode_seconds=decode, tokens_per_second=tokens / decode, accepted_tokens=accepted)
         completion: Any = SimpleNamespace(stats=stats, token_ids=[1] * tokens)
-        return runs.Run(runs.Setup("model"), Task("a"), [completion], prefill + decode)
+        return runs.Run(Setup("model"), Task("a"), [completion], prefill + decode)
 
     plain = [run(60, 9.0, 2.0), run(60, 1.0, 1.0)]  # a cold start, and a machine that has warmed up
     assert runs.verdict(plain, run(60, 0.1, 1.0, 30)) == "speed-up 1.33, the texts are the same"

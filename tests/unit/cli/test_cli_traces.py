@@ -12,7 +12,6 @@ import pytest
 
 from bench_samples import write_model
 from draftree import LLM, SamplingParams, build
-from draftree.cli import runs
 from draftree.cli.explain import verdict
 from draftree.cli.main import run
 from draftree.engine.trace import Trace, TraceHeader, TraceWriter, acceptance_length, read_trace
@@ -94,7 +93,7 @@ def test_a_rule_whose_text_depends_on_the_draft_is_not_simulated(
 def test_explain_prints_a_reason(
     model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(runs, "LLM", paced_llm)
+    monkeypatch.setattr("draftree.llm.LLM", paced_llm)
     assert run(["explain", model, PROMPT, *("--draft", "synthetic,accept=0.5,k=3", "--plan", "adaptive")]) == 0
     shown = capsys.readouterr().out
     verdict, planner, *_ = shown.splitlines()

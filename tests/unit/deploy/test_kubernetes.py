@@ -116,7 +116,7 @@ def test_the_application_is_that_of_the_package_with_valid_settings() -> None:
     assert application["import_path"] == "draftree.serve.ray:app"
     settings, options = from_environment(application["runtime_env"]["env_vars"])
     assert settings.model_names == ("smollm2-135m-instruct",)
-    assert (settings.exact, settings.threads) == (True, 4)
+    assert (settings.options.exact, settings.options.threads) == (True, 4)
     assert (options.num_replicas, options.max_replicas, options.num_proxies) == (None, 4, 2)
 
 

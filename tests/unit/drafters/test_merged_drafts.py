@@ -13,10 +13,11 @@ from draftree.core.tree import Draw, TokenTree, chain
 from draftree.core.types import Budget, DraftCondition
 from draftree.drafters.base import Drafter, DraftTraits, LoadedDraftModel, SequenceView
 from draftree.drafters.wrappers.merged import MergedDrafter
-from draftree.engine.engine import Engine, EngineLimits
+from draftree.engine.engine import Engine
 from draftree.engine.requests import SequenceFactory
 from draftree.loading.loaded import LoadedModel
 from draftree.models.table import TableLM, hashed, near
+from draftree.options import EngineLimits
 from draftree.outputs import CompletionStats, completion_of
 from paced import FakeClock
 

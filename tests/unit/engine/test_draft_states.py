@@ -11,13 +11,14 @@ import pytest
 from draftree import SamplingParams
 from draftree.build import build_parts, choose_methods
 from draftree.drafters.base import LoadedDraftModel
-from draftree.engine.engine import Engine, EngineLimits
+from draftree.engine.engine import Engine
 from draftree.engine.requests import SequenceFactory
 from draftree.engine.scheduler import PREFILL_TOKENS_IDLE
 from draftree.engine.sequence import WritingSequence
 from draftree.loading.loaded import LoadedModel
 from draftree.models.base import Pass, PassResult
 from draftree.models.table import TableLM, hashed, near
+from draftree.options import EngineLimits
 from draftree.text.tokenizer import Tokenizer
 from engine_samples import run, text
 from families import VOCAB_SIZE
@@ -175,7 +176,7 @@ def texts_beside(engine: CountedEngine, num_tokens: int, ids: list[int]) -> list
 
 
 def test_beside_running_texts_the_draft_model_reads_no_more_than_the_target() -> None:
-    limits = EngineLimits(4, prefill_chunk_size=64)
+    limits = EngineLimits(max_batch_size=4, prefill_chunk_size=64)
     drafted, plain = CountedEngine("model:any,k=3", limits=limits), CountedEngine(None, limits=limits)
     assert texts_beside(drafted, 120, prompt(1000)) == texts_beside(plain, 120, prompt(1000))
     assert drafted.read.longest <= 64, "no running text waits for more"
@@ -194,7 +195,7 @@ def test_prompts_that_are_cut_midway_are_read_to_there() -> None:
 @pytest.mark.parametrize("keep", [0, 1, 3])
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_states_are_closed_with_their_prefixes(draft: str, keep: int) -> None:
-    drafted = CountedEngine(draft, limits=EngineLimits(2, prefix_cache_size=keep))
+    drafted = CountedEngine(draft, limits=EngineLimits(max_batch_size=2, prefix_cache_size=keep))
     for start in range(6):
         drafted.write(prompt(60, start), max_tokens=4, seed=1, n=2)
     assert drafted.num_draft_slots == keep * num_models(draft)
@@ -221,7 +222,7 @@ def test_states_that_contradict_their_slots_are_found() -> None:
 
 
 def test_a_draft_model_that_is_not_asked_reads_no_prompts() -> None:
-    drafted = CountedEngine("model:any,k=3", plan="heuristic", limits=EngineLimits(2))
+    drafted = CountedEngine("model:any,k=3", plan="heuristic", limits=EngineLimits(max_batch_size=2))
     drafted.write([1, 2, 3], max_tokens=5, seed=1)
     planner = drafted.engine.parts.drafters[0].planner
     planner.budgets = lambda states: [planner.ahead(0) for _ in states]  # type: ignore[method-assign]
@@ -240,7 +241,7 @@ def test_a_draft_model_with_a_short_context_forks_its_window() -> None:
 
 
 def test_of_a_prompt_beyond_its_context_a_draft_model_reads_the_window_in_chunks() -> None:
-    limits = EngineLimits(4, prefill_chunk_size=64)
+    limits = EngineLimits(max_batch_size=4, prefill_chunk_size=64)
     drafted, plain = CountedEngine("model:any,k=3", draft_length=512, limits=limits), CountedEngine(None)
     assert texts_beside(drafted, 200, prompt(1500)) == texts_beside(plain, 200, prompt(1500))
     assert drafted.read.longest <= 65, "a chunk, and the first token of the text"

@@ -9,10 +9,11 @@ import pytest
 from draftree import LLM, SamplingParams
 from draftree.core.types import RoundRecord
 from draftree.engine import engine as engines
-from draftree.engine.engine import Engine, EngineLimits
+from draftree.engine.engine import Engine
 from draftree.engine.parts import EngineParts
 from draftree.engine.sequence import FinishReason, WritingSequence
 from draftree.models.table import TableLM, hashed
+from draftree.options import EngineLimits
 from draftree.sampling.controls import build_controls
 from draftree.verifiers import VERIFIERS
 
@@ -38,7 +39,9 @@ def sequence(prompt: list[int], count: int, name: str = "r") -> WritingSequence:
 def engine(target: TableLM, max_batch_size: int, records: list[RoundRecord] | None = None) -> Engine:
     verifier = VERIFIERS.find("coupled")
     parts = EngineParts(target, verifier(verifier.Config()))
-    return Engine(parts, EngineLimits(max_batch_size), on_round=None if records is None else records.append)
+    return Engine(
+        parts, EngineLimits(max_batch_size=max_batch_size), on_round=None if records is None else records.append
+    )
 
 
 @pytest.mark.parametrize("draft", [None, "ngram,min=1"])
@@ -138,7 +141,7 @@ def test_an_idle_engine_returns_no_updates() -> None:
 
 def test_short_prompts_are_written_while_a_long_one_is_read() -> None:
     target = model()
-    writing = Engine(engine(target, 4)._parts, EngineLimits(4, prefill_chunk_size=16))
+    writing = Engine(engine(target, 4)._parts, EngineLimits(max_batch_size=4, prefill_chunk_size=16))
     long, short = sequence([i % VOCAB for i in range(70)], 4, "long"), sequence([1], 8, "short")
     writing.add(short)
     writing.step()

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from draftree import LLM, SamplingParams
 from draftree.core.errors import GenerationError
 from draftree.drafters.ngram import NgramDrafter
-from draftree.engine.engine import Engine, EngineLimits
+from draftree.engine.engine import Engine
 from draftree.engine.sequence import FinishReason, WritingSequence
 from draftree.loading.transformers_model import wrap_model
 from draftree.models.table import TableLM, hashed
+from draftree.options import EngineLimits
 from engine_samples import VOCAB, engine_of, request, run, table_llm, text
 from families import fresh, prompts, target
 
@@ -45,7 +46,7 @@ def alone(kind: str) -> list[list[list[int]]]:
     for index in range(len(ASKED)):
         sequences = made(llm, index)
         for sequence in sequences:
-            engine = engine_of(llm, EngineLimits(1, prefix_cache_size=0))
+            engine = engine_of(llm, EngineLimits(max_batch_size=1, prefix_cache_size=0))
             engine.add(sequence)
             while not engine.is_idle:
                 engine.step()
@@ -168,7 +169,7 @@ def test_a_single_failure_loses_no_text(monkeypatch: pytest.MonkeyPatch, phase: 
     place = pkgutil.resolve_name(owner)
     fuse = [call]
     monkeypatch.setattr(place, name, burning(getattr(place, name), fuse))
-    engine = engine_of(llm, EngineLimits(4, prefill_chunk_size=16))
+    engine = engine_of(llm, EngineLimits(max_batch_size=4, prefill_chunk_size=16))
     sequences = play(engine, llm, range(len(ASKED)), [1] * len(ASKED))
     assert fuse[0] <= 0, "it burned"
     failed = [(i, k) for i, own in sequences.items() for k, s in enumerate(own) if s.error is not None]
@@ -192,7 +193,7 @@ def test_a_chunk_that_is_read_when_its_pass_breaks_is_not_read_twice(call: int) 
     (wanted,) = request(llm, ids, max_tokens=6, seed=3)
     llm.engine.add(wanted)
     run(llm.engine)
-    engine = engine_of(llm, EngineLimits(2, prefill_chunk_size=16, prefix_cache_size=0))
+    engine = engine_of(llm, EngineLimits(max_batch_size=2, prefill_chunk_size=16, prefix_cache_size=0))
     (writing,), (late,) = request(llm, [4], max_tokens=20, seed=2), request(llm, ids, max_tokens=6, seed=3)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(llm.planner, "observe", burning(llm.planner.observe, [call]))
@@ -227,7 +228,7 @@ def test_a_sequence_that_always_fails_fails_alone(monkeypatch: pytest.MonkeyPatc
             return draft_one(self, state, budget)
 
         monkeypatch.setattr(NgramDrafter, "draft_one", draft)
-    engine = engine_of(llm, EngineLimits(4))
+    engine = engine_of(llm, EngineLimits(max_batch_size=4))
     sequences = play(engine, llm, range(len(ASKED)), [1] * len(ASKED))
     assert str(sequences[1][0].error) == "poison"
     for index, own in sequences.items():

@@ -12,9 +12,10 @@ from draftree.core.tree import Draw, TokenTree, chain, path
 from draftree.core.types import Budget, SequenceRecord, Verdict
 from draftree.drafters.base import DraftTraits, Observation, SequenceDrafter, SequenceView
 from draftree.drafters.wrappers.merged import MergedDrafter
-from draftree.engine.engine import Engine, EngineLimits
+from draftree.engine.engine import Engine
 from draftree.engine.sequence import WritingSequence
 from draftree.models.table import TableLM, hashed
+from draftree.options import EngineLimits
 from draftree.planners import PLANNERS
 from draftree.sampling import logits
 from draftree.sampling.controls import build_controls
@@ -71,7 +72,7 @@ def write(
     model = TableLM(hashed(VOCAB, seed=5))
     planner = PLANNERS.find("fixed")
     plan = planner(planner.Config(), default_depth=3, default_nodes=8)
-    engine = Engine(parts_of(model, drafter, traits, plan, verify=verify), EngineLimits(2))
+    engine = Engine(parts_of(model, drafter, traits, plan, verify=verify), EngineLimits(max_batch_size=2))
     controls = build_controls(SamplingParams(temperature=temperature), vocab_size=VOCAB, seed=7)
     texts = [
         WritingSequence("r", index, prompt, controls=controls, limit=12, detokenizer=None)

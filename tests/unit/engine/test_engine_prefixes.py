@@ -6,7 +6,7 @@ import pytest
 
 from draftree import LLM, SamplingParams
 from draftree.core.types import RoundRecord
-from draftree.engine.engine import EngineLimits
+from draftree.options import EngineLimits
 from engine_samples import engine_of, request, run, table_llm, text
 from families import prompts, target
 
@@ -68,7 +68,7 @@ def test_kept_prefixes_are_bounded_and_the_oldest_goes_first(keep: int) -> None:
 
 def test_kept_prefixes_make_room_for_requests() -> None:
     llm = table_llm()
-    engine = engine_of(llm, EngineLimits(2, prefix_cache_size=1))
+    engine = engine_of(llm, EngineLimits(max_batch_size=2, prefix_cache_size=1))
     for start in range(1, 4):
         engine.add(*request(llm, [start, *SYSTEM], max_tokens=3, seed=1, n=2))
         run(engine)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from draftree.core.errors import InvalidRequestError, QueueFullError
-from draftree.engine.engine import EngineLimits
 from draftree.engine.memory import SlotBudget
 from draftree.engine.scheduler import split_prefill_budget
 from draftree.engine.sequence import FinishReason
+from draftree.options import EngineLimits
 from engine_samples import engine_of, request, run, table_llm, text
 
 
@@ -34,7 +34,7 @@ def test_shares_of_a_pass(pending: list[int], budget: int, given: list[int]) -> 
 
 def test_a_long_prompt_and_short_ones_do_not_starve_each_other() -> None:
     llm = table_llm()
-    engine = engine_of(llm, EngineLimits(8, prefill_chunk_size=16))
+    engine = engine_of(llm, EngineLimits(max_batch_size=8, prefill_chunk_size=16))
     (writing,) = request(llm, [1], max_tokens=200, seed=1)
     engine.add(writing)
     engine.step()
@@ -57,7 +57,7 @@ def test_a_long_prompt_and_short_ones_do_not_starve_each_other() -> None:
 
 def test_lower_priorities_first_and_then_first_come() -> None:
     llm = table_llm()
-    engine = engine_of(llm, EngineLimits(1))
+    engine = engine_of(llm, EngineLimits(max_batch_size=1))
     order = []
     for priority in (0, 1, -1, 0, -1):
         order += request(llm, [1, 2], priority=priority, max_tokens=3, seed=len(order))
@@ -71,7 +71,7 @@ def test_lower_priorities_first_and_then_first_come() -> None:
 
 def test_a_full_queue_refuses_whole_requests() -> None:
     llm = table_llm()
-    engine = engine_of(llm, EngineLimits(2, max_waiting=3))
+    engine = engine_of(llm, EngineLimits(max_batch_size=2, max_waiting=3))
     engine.add(*request(llm, [1], max_tokens=3, n=2))
     engine.step()
     engine.add(*request(llm, [2], max_tokens=3, n=2))
@@ -101,7 +101,7 @@ def priced(monkeypatch: pytest.MonkeyPatch) -> SlotBudget:
 
 def test_what_can_never_fit_is_refused_at_once_with_the_numbers(priced: SlotBudget) -> None:
     llm = table_llm()
-    engine = engine_of(llm, EngineLimits(4, memory=priced.slot_bytes(100)))
+    engine = engine_of(llm, EngineLimits(max_batch_size=4, sequence_memory=priced.slot_bytes(100)))
     assert engine.longest == 100
     engine.add(*request(llm, [1] * 60, max_tokens=40))
     with pytest.raises(InvalidRequestError) as caught:
@@ -113,7 +113,7 @@ def test_what_can_never_fit_is_refused_at_once_with_the_numbers(priced: SlotBudg
 
 def test_memory_bounds_the_batch(priced: SlotBudget) -> None:
     llm = table_llm()
-    engine = engine_of(llm, EngineLimits(None, memory=3 * priced.slot_bytes(300)))
+    engine = engine_of(llm, EngineLimits(max_batch_size=None, sequence_memory=3 * priced.slot_bytes(300)))
     assert engine.num_slots(300) == costly(3 * priced.slot_bytes(300)).num_slots(300) == 3
     sequences = [s for seed in range(6) for s in request(llm, [1, 2], max_tokens=298, seed=seed)]
     engine.add(*sequences)
@@ -126,7 +126,7 @@ def test_memory_bounds_the_batch(priced: SlotBudget) -> None:
 def test_who_grows_too_large_waits_again_and_writes_the_same(priced: SlotBudget) -> None:
     llm = table_llm("ngram,min=1")
     params = [{"max_tokens": 600, "seed": seed} for seed in range(3)]
-    engine = engine_of(llm, EngineLimits(None, memory=priced.slot_bytes(650)))
+    engine = engine_of(llm, EngineLimits(max_batch_size=None, sequence_memory=priced.slot_bytes(650)))
     sequences = [s for given in params for s in request(llm, [1, 2], **given)]
     engine.add(*sequences)
     most, was_alone = 0, False

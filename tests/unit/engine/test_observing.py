@@ -16,13 +16,14 @@ from draftree.core.tree import EMPTY, Draw, TokenTree, chain
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import DraftContext, DraftTraits, Observation, SequenceDrafter, SequenceView
 from draftree.drafters.wrappers.merged import MergedDrafter
-from draftree.engine.engine import Engine, EngineLimits
+from draftree.engine.engine import Engine
 from draftree.engine.parts import EngineParts
 from draftree.engine.round import PassOutcome, observe
 from draftree.engine.sequence import DraftState, WritingSequence
 from draftree.loading.loaded import LoadedModel
 from draftree.models.base import Extend, PassResult
 from draftree.models.table import TableLM, hashed
+from draftree.options import EngineLimits
 from draftree.planners import PLANNERS
 from draftree.sampling.controls import build_controls
 from draftree.sampling.logits import TensorLogits
@@ -76,7 +77,7 @@ def test_every_chunk_and_every_round_is_observed(wrapped: Any) -> None:
     drafter, traits = wrapped(recorder)
     # what is captured is not under test here: tables have no layers
     traits = DraftTraits(draws=traits.draws, depth=2, nodes=4)
-    engine = Engine(parts_of(drafter, traits), EngineLimits(4))
+    engine = Engine(parts_of(drafter, traits), EngineLimits(max_batch_size=4))
     lengths = (1500, 40, 3)
     for seed, length in enumerate(lengths):
         controls = build_controls(SamplingParams(), vocab_size=VOCAB, seed=seed)

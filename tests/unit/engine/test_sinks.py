@@ -13,12 +13,13 @@ from torch import Tensor
 
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError
-from draftree.engine.engine import Engine, EngineLimits
+from draftree.engine.engine import Engine
 from draftree.engine.memory import slot_budget
 from draftree.engine.parts import StateRows, StateSink
 from draftree.engine.sequence import WritingSequence
 from draftree.models.base import Extend, LanguageModel, Pass
 from draftree.models.table import TableLM, hashed
+from draftree.options import EngineLimits
 from engine_samples import run
 from native_samples import native
 
@@ -113,7 +114,10 @@ def test_a_preempted_text_is_read_again() -> None:
     llm = LLM(model, "none")
     sink = Kept((1, 2))
     memory = 2 * slot_budget(llm.engine.parts).slot_bytes(260)
-    engine = Engine(replace(llm.engine.parts, sink=sink), EngineLimits(4, prefix_cache_size=0, memory=memory))
+    engine = Engine(
+        replace(llm.engine.parts, sink=sink),
+        EngineLimits(max_batch_size=4, prefix_cache_size=0, sequence_memory=memory),
+    )
     sequences = []
     for seed in range(3):
         params = SamplingParams(max_tokens=300, temperature=1.0, seed=seed, ignore_eos=True)

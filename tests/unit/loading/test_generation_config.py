@@ -90,7 +90,7 @@ def test_the_defaults_are_said_once(folder: Path, tmp_path: Path, caplog: pytest
 
 
 def test_other_values_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="'vllm': give 'auto'"):
+    with pytest.raises(ConfigurationError, match="unknown generation_config 'vllm'"):
         LLM("no/such/model", generation_config="vllm")
     folder = save_tiny_model(tmp_path / "tiny", chat=False)
     (folder / "generation_config.json").write_text('{"top_p": 3}')

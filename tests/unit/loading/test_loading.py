@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from draftree.core.errors import ConfigurationError, ModelLoadError, UnsupportedModelError
 from draftree.loading import transformers_model
-from draftree.loading.load import load_model, load_target
+from draftree.loading.load import load_model
 from draftree.loading.loaded import eos_ids_of, kernels_of_drafter
 from draftree.loading.options import has_native_bfloat16, resolve_device, resolve_dtype
 from draftree.loading.transformers_model import READING, read_model, wrap_model
@@ -103,12 +103,12 @@ def test_a_missing_or_misshapen_weight_is_refused_by_name(
 
 def test_a_surplus_weight_does_no_harm(folder: Path) -> None:
     change_weights(folder, lambda weights: weights.update({"model.not_of_this_kind": torch.zeros(3)}))
-    loaded = load_model(folder, dtype="float32", packed=False).model
+    loaded = load_model(folder, dtype="float64", kernels="torch").model
     assert isinstance(loaded, HFModel)
     given, wanted = loaded.model.state_dict(), target("llama").model.state_dict()
     assert given.keys() == wanted.keys()
-    assert all(torch.equal(given[name], wanted[name]) for name in wanted)
-    assert torch.allclose(at_once(loaded, [4]), at_once(target("llama"), [4]), atol=1e-4)
+    assert all(torch.equal(given[name], wanted[name].double()) for name in wanted)
+    assert torch.allclose(at_once(loaded, [4]).float(), at_once(target("llama"), [4]), atol=1e-4)
 
 
 def cut_weights(folder: Path) -> None:
@@ -281,5 +281,5 @@ def test_a_drafter_follows_a_choice_and_nothing_else(model: str, kernels: str, o
         "loaded": lambda: load_model(folder),
         "loaded with torch": lambda: load_model(folder, kernels="torch"),
     }
-    target = load_target(given[model](), "auto", "auto", kernels=kernels, quantization=None)
+    target = load_model(given[model](), kernels=kernels)
     assert kernels_of_drafter(target) == of_drafter

@@ -19,26 +19,26 @@ from draftree.cli.main import TERMINATED, leave, run
 from draftree.core.errors import ConfigurationError, UnsupportedModelError
 from draftree.models.native.shares import TeamMemory
 from draftree.models.torch.hf import HFModel
+from draftree.options import ModelOptions
 from draftree.parallel import channel, load
 from draftree.parallel.channel import Lifelines
 from draftree.parallel.entry import leave_to_rank_zero
 from draftree.parallel.load import Stage, own_part, require_divisible, require_possible
-from draftree.parallel.options import SINGLE, LoadSettings, ParallelOptions
 from draftree.parallel.world import VARIABLES, World, group_rank, own_rank
 from families import COMMON, EXPERTS, fresh
 
 
 @pytest.mark.parametrize("options", [{"tp": 0}, {"pp": -1}, {"tp": 1.5}, {"tp": True}])
 def test_sizes_are_positive_integers(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match="integer of at least 1"):
-        ParallelOptions(**options)
+    with pytest.raises(ConfigurationError, match="whole number of at least 1"):
+        ModelOptions("name", **options)
 
 
 def test_strict_sums_need_several_processes() -> None:
     with pytest.raises(ConfigurationError, match="tp is 1"):
-        ParallelOptions(pp=2, strict_sums=True)
-    assert ParallelOptions(tp=2, pp=3, strict_sums=True).num_processes == 6
-    assert not SINGLE.is_parallel
+        ModelOptions("name", pp=2, strict_sums=True)
+    assert ModelOptions("name", tp=2, pp=3, strict_sums=True).num_processes == 6
+    assert not ModelOptions("name").is_parallel
 
 
 def config(kind: str, **changes: Any) -> Any:
@@ -62,13 +62,13 @@ def config(kind: str, **changes: Any) -> Any:
 )
 def test_heads_and_layers_must_divide(kind: str, changes: dict[str, Any], options: Any, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
-        require_divisible("name", config(kind, **changes), ParallelOptions(**options))
+        require_divisible(config(kind, **changes), ModelOptions("name", **options))
 
 
 def test_sums_of_experts_cannot_be_ordered() -> None:
-    require_divisible("name", config("qwen3"), ParallelOptions(tp=2, strict_sums=True))
+    require_divisible(config("qwen3"), ModelOptions("name", tp=2, strict_sums=True))
     with pytest.raises(UnsupportedModelError, match="cannot order the sums"):
-        require_divisible("name", config("mixtral", **EXPERTS), ParallelOptions(tp=2, strict_sums=True))
+        require_divisible(config("mixtral", **EXPERTS), ModelOptions("name", tp=2, strict_sums=True))
 
 
 @pytest.mark.parametrize("command", ["generate", "serve", "bench"])
@@ -85,10 +85,10 @@ def test_several_processes_for_a_model_that_is_not_divided_are_refused(
 def test_variables_of_clusters_start_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
-    leave_to_rank_zero("stories15m", SINGLE, {})
+    leave_to_rank_zero(ModelOptions("stories15m"))
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("WORLD_SIZE", "1")
-    leave_to_rank_zero("stories15m", SINGLE, {})
+    leave_to_rank_zero(ModelOptions("stories15m"))
 
 
 def test_without_torchrun_the_command_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -101,23 +101,23 @@ def test_without_torchrun_the_command_is_named(monkeypatch: pytest.MonkeyPatch, 
         LLM(HFModel(fresh("llama")), "none", tp=2)
     for name in VARIABLES:
         monkeypatch.setenv(name, "3")
-    assert own_rank(ParallelOptions(tp=2)) == 3
+    assert own_rank(ModelOptions("name", tp=2)) == 3
 
 
 def test_the_number_of_processes_must_fit() -> None:
     world = World(0, 3, 0, 3, None)
     with pytest.raises(ConfigurationError, match="needs 2 processes, and 3 were started"):
-        require_possible(world, ParallelOptions(tp=2), LoadSettings())
+        require_possible(world, ModelOptions("name", tp=2))
     with pytest.raises(ConfigurationError, match="have no stages"):
-        require_possible(world, ParallelOptions(pp=3), LoadSettings(kernels="graphs"))
-    require_possible(world, ParallelOptions(pp=3), LoadSettings())
-    require_possible(World(0, 4, 0, 4, None), ParallelOptions(tp=2, pp=2), LoadSettings())
+        require_possible(world, ModelOptions("name", pp=3, kernels="graphs"))
+    require_possible(world, ModelOptions("name", pp=3))
+    require_possible(World(0, 4, 0, 4, None), ModelOptions("name", tp=2, pp=2))
 
 
 def test_rank_0_is_in_the_last_stage() -> None:
-    options = ParallelOptions(tp=2, pp=3)
+    options = ModelOptions("name", tp=2, pp=3)
     assert [group_rank(rank, options) for rank in range(6)] == [4, 5, 0, 1, 2, 3]
-    assert group_rank(0, ParallelOptions(tp=4)) == 0
+    assert group_rank(0, ModelOptions("name", tp=4)) == 0
 
 
 def test_an_unknown_version_runs_the_forward_of_transformers() -> None:
@@ -141,7 +141,7 @@ def test_signals_end_a_rank_that_waits_for_rank_0(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(load, "attend", note)
     monkeypatch.setattr(load, "current_world", lambda options: World(1, 2, 1, 2, None))
     with pytest.raises(SystemExit):
-        load.load_together("name", ParallelOptions(tp=2), LoadSettings())
+        load.load_together(ModelOptions("name", tp=2))
     assert seen == [False, True], "from then on the rank ends with rank 0"
 
 
@@ -225,7 +225,7 @@ def test_an_error_that_the_end_of_rank_zero_causes_is_no_failure_of_this_rank(
         member: Any = SimpleNamespace(lifelines=watched)
         far.close()
         with pytest.raises(LeftError):
-            load.attend(World(1, 2, 1, 2, None), member, "name", SINGLE, LoadSettings())
+            load.attend(World(1, 2, 1, 2, None), member, ModelOptions("name"))
         watched.drop()
         watched.wait(60)
     assert [record.getMessage() for record in caplog.records] == ["rank 0 ended without a word, so rank 1 ends"]

@@ -16,6 +16,7 @@ from draftree.heads.calibration import read_calibration
 from draftree.heads.folders import read_config, read_head
 from draftree.loading.auto_draft import trained_for
 from draftree.loading.load import load_model
+from draftree.options import ModelOptions
 from draftree.train.block import BlockOptions, train_block
 from draftree.train.data.shards import TrainingData
 from draftree.train.loop import read_log
@@ -231,7 +232,7 @@ def test_a_block_head_starts_from_a_head_and_is_continued(
 
 
 def test_a_block_is_not_trained_at_fewer_levels(model: Path, data: Path, tmp_path: Path) -> None:
-    job = TrainingJob(model=str(model), data=(data,), output=tmp_path / "block")
+    job = TrainingJob(options=ModelOptions(str(model)), data=(data,), output=tmp_path / "block")
     with pytest.raises(ConfigurationError, match="levels is 2 and depth is 3: a block has all its levels"):
         train_block(job, TrainSettings(Limits(steps=1), levels=2, depth=3), BlockOptions())
 

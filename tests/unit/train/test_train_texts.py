@@ -12,6 +12,7 @@ import pytest
 
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
+from draftree.options import ModelOptions
 from draftree.train.data.shards import TrainingData
 from draftree.train.errors import TrainingError
 from draftree.train.head_trainee import DISTRIBUTIONS
@@ -51,7 +52,7 @@ def test_the_first_texts_with_so_many_tokens_are_chosen(data: Path) -> None:
 
 def test_a_number_of_tokens_below_one_is_refused(data: Path) -> None:
     with pytest.raises(ConfigurationError, match="data_tokens is 0: it must be at least 1"):
-        TrainingJob(model="any", data=(data,), output=data, data_tokens=0)
+        TrainingJob(options=ModelOptions("any"), data=(data,), output=data, data_tokens=0)
 
 
 def test_a_part_of_the_data_leaves_the_unseen_texts(

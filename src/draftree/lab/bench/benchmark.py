@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftree.build import ExecutionSettings, choose_methods, load_for, require_positive
+from draftree.build import choose_methods, load_for, require_positive
 from draftree.core.errors import ConfigurationError
 from draftree.core.host import usable_cores
 from draftree.core.noise import Noise
@@ -40,6 +40,7 @@ from draftree.loading.loaded import LoadedModel, eos_ids_of, load_tokenizer
 from draftree.loading.provenance import load_average, machine, model_facts, now, versions
 from draftree.loading.resolve import prepared_folder
 from draftree.models.base import Extend, LanguageModel, Pass
+from draftree.options import ModelOptions
 from draftree.sampling.params import SamplingParams
 from draftree.text.tokenizer import Tokenizer
 
@@ -231,7 +232,7 @@ def last_logits(model: LanguageModel, tokens: Sequence[int]) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class BenchSettings(ExecutionSettings):
+class BenchSettings:
     """The methods and prompts of a benchmark.
 
     Attributes:
@@ -239,6 +240,7 @@ class BenchSettings(ExecutionSettings):
         plans: planners for drafts without their own; several planners give several methods.
     """
 
+    options: ModelOptions
     drafts: tuple[str, ...] = ()
     plans: tuple[str, ...] = ()
     verify: str = "coupled"
@@ -253,7 +255,7 @@ class BenchSettings(ExecutionSettings):
     peer: bool = False
 
     def __post_init__(self) -> None:
-        require_positive(self, "limit", "repeats", "threads", "batch")
+        require_positive(self, "limit", "repeats", "batch")
         SamplingParams(max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed)
 
 
@@ -299,15 +301,15 @@ def prepare(
     """
     ours = our_methods(settings.drafts, plans=settings.plans, verify=settings.verify)
     peers = peer_methods(ours, batch=settings.batch) if settings.peer else []
-    if settings.peer and settings.parallel.is_parallel:
+    if settings.peer and settings.options.is_parallel:
         raise ConfigurationError(
-            f"{settings.parallel} cannot be combined with --peer: transformers runs in one process"
+            f"{settings.options.division} cannot be combined with --peer: transformers runs in one process"
         )
     if workload is None:
         workload = read_workload(settings.prompts or SHIPPED).choose(settings.categories, settings.limit)
-    for name in (settings.model, *_draft_models([*ours, *peers])):
+    for name in (settings.options.model, *_draft_models([*ours, *peers])):
         fetch(name)
-    target = target or load_for(settings)
+    target = target or load_for(settings.options)
     tokenizer = tokenizer_of(target)
     room = target.model.max_length - settings.max_tokens
     prompts, notes = prompts_of(workload, tokenizer, room)
@@ -409,7 +411,7 @@ def _header(
         "date": now(),
         "machine": machine(target.model.device),
         "versions": versions(),
-        "model": model_facts(settings.model, target.folder),
+        "model": model_facts(settings.options.model, target.folder),
         "draft_models": [model_facts(name, prepared_folder(name)) for name in _draft_models(runner.methods)],
         "dtype": str(target.model.dtype).removeprefix("torch."),
         "device": target.model.device.type,
@@ -418,7 +420,7 @@ def _header(
         "quantization": target.quantization,
         "exact": target.model.is_exact,
         "threads": torch.get_num_threads(),
-        "processes": {"tp": settings.parallel.tp, "pp": settings.parallel.pp},
+        "processes": {"tp": settings.options.tp, "pp": settings.options.pp},
         "prompts": {
             "name": workload.name,
             "sha256": workload.sha256,

@@ -14,8 +14,9 @@ from draftree.build import choose_methods
 from draftree.core.errors import ConfigurationError, suggestion
 from draftree.core.files import shown_name
 from draftree.core.registry import Spec
-from draftree.drafters import AUTO_DRAFT, DRAFTERS, NO_DRAFT, drafts
+from draftree.drafters import DRAFTERS, drafts
 from draftree.lab.bench.records import OURS, PEER
+from draftree.options import AUTO_DRAFT, NO_DRAFT
 from draftree.planners import PLANNERS
 from draftree.verifiers import VERIFIERS
 from draftree.verifiers.base import Guarantee

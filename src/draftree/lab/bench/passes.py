@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftree.build import ExecutionSettings, load_for, require_positive
+from draftree.build import load_for, require_positive
 from draftree.core.errors import ConfigurationError
 from draftree.lab.bench.benchmark import without_collector
 from draftree.lab.bench.records import FORMAT, PassRecord
@@ -33,6 +33,7 @@ from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.library import library
 from draftree.models.native.model import NativeModel
 from draftree.models.native.packed import huge_pages
+from draftree.options import ModelOptions
 
 TORCH_FORMATS = ("float32", "bfloat16", "int8")
 FORMATS = (*TORCH_FORMATS, "int4")
@@ -210,19 +211,20 @@ EXPERTS_OF_ROW = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts
 
 
 @dataclass(frozen=True, slots=True)
-class PassSettings(ExecutionSettings):
+class PassSettings:
     """The passes to time.
 
     Attributes:
         prefix: committed tokens before them; None for 256, or as many as fit into a shorter context.
     """
 
+    options: ModelOptions
     rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     prefix: int | None = None
     repeats: int = 20
 
     def __post_init__(self) -> None:
-        require_positive(self, "prefix", "repeats", "threads")
+        require_positive(self, "prefix", "repeats")
         if any(row < 1 for row in self.rows) or not self.rows:
             raise ConfigurationError(f"rows are {list(self.rows)}: each must be at least 1")
         object.__setattr__(self, "rows", tuple(sorted({1, *self.rows})))
@@ -232,7 +234,7 @@ def measure(
     settings: PassSettings, *, fetch: Callable[[str], object] = prepared_folder
 ) -> tuple[dict[str, Any], list[PassRecord]]:
     """Load the model and time its passes; the header, and a record for each number of rows."""
-    fetch(settings.model)
+    fetch(settings.options.model)
     loaded = load_fitting(settings, max(settings.rows))
     prefix = settings.prefix or min(USUAL_PREFIX, loaded.model.max_length - max(settings.rows))
     header = header_of(settings, loaded)
@@ -241,7 +243,7 @@ def measure(
 
 def load_fitting(settings: PassSettings, num_rows: int) -> LoadedModel:
     """Load the model, into whose context the prefix and `num_rows` more tokens fit."""
-    loaded = load_for(settings)
+    loaded = load_for(settings.options)
     context = loaded.model.max_length
     prefix = settings.prefix or 1
     if prefix + num_rows > context:
@@ -264,7 +266,7 @@ def header_of(settings: PassSettings, loaded: LoadedModel) -> dict[str, Any]:
         "date": now(),
         "machine": machine(model.device),
         "versions": versions(),
-        "model": model_facts(settings.model, loaded.folder),
+        "model": model_facts(settings.options.model, loaded.folder),
         "dtype": str(model.dtype).removeprefix("torch."),
         "device": model.device.type,
         "kernels": loaded.kernels,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,11 @@ from draftree.lab.bench.benchmark import tokenizer_of
 from draftree.lab.bench.records import FORMAT, PerplexityRecord
 from draftree.loading.load import load_model
 from draftree.loading.loaded import LoadedModel
-from draftree.loading.options import QUANTIZATIONS, require_kv_dtype, resolve_device, resolve_dtype
+from draftree.loading.options import resolve_place
 from draftree.loading.provenance import load_average, machine, model_facts, now, versions
 from draftree.loading.resolve import prepared_folder
 from draftree.models.base import Extend, LanguageModel, Pass
+from draftree.options import QUANTIZATIONS, ModelOptions
 
 ROWS = 256
 """Tokens per pass; limits the memory of their logits."""
@@ -42,32 +43,28 @@ class PerplexitySettings:
     Attributes:
         weights: one or several of the dtypes and quantizations; the others are compared with the first. With
             "+kv-int8" after its name, keys and values have 8 bits.
-        dtype: dtype of keys and values of quantized models.
+        options: its dtype is that of keys and values of quantized models.
     """
 
-    model: str
+    options: ModelOptions
     text: Path
     weights: tuple[str, ...] = ("auto",)
     limit: int | None = None
-    dtype: str = "auto"
-    device: str = "auto"
-    kernels: str = "auto"
-    threads: int | None = None
-    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("limit", 2), ("threads", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigurationError(f"{name} is {value}: it must be at least {least}")
-        device = resolve_device(self.device)
-        kinds, kv_dtypes = zip(*map(_parts_of, self.weights), strict=True) if self.weights else ((), ())
-        for kind in (self.dtype, *(kind for kind in kinds if kind not in QUANTIZATIONS)):
-            resolve_dtype(kind, device)
-        for kv_dtype in kv_dtypes:
-            require_kv_dtype(kv_dtype, self.kernels, self.device)
+        if self.limit is not None and self.limit < 2:
+            raise ConfigurationError(f"limit is {self.limit}: it must be at least 2")
+        resolve_place(self.options)
+        for weights in self.weights:
+            resolve_place(self.options_of(weights))
         if len(set(self.weights)) < len(self.weights) or not self.weights:
             raise ConfigurationError(f"weights are {list(self.weights)}: name each once")
+
+    def options_of(self, weights: str) -> ModelOptions:
+        """Return the options of the model with these weights."""
+        kind, separator, kv_dtype = weights.partition(KV)
+        values: dict[str, Any] = {"quantization": kind} if kind in QUANTIZATIONS else {"dtype": kind}
+        return replace(self.options, **values, kv_dtype=kv_dtype if separator else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +80,9 @@ def measure(
 ) -> tuple[dict[str, Any], Iterator[PerplexityRecord]]:
     """Return the header, and an iterator of one record per kind of weights."""
     text = _text(settings.text)
-    fetch(settings.model)
-    apply_threads(settings.threads)
-    first = _load(settings, settings.weights[0])
+    fetch(settings.options.model)
+    apply_threads(settings.options.threads)
+    first = load_model(settings.options_of(settings.weights[0]))
     tokenizer = tokenizer_of(first)
     ids = tokenizer.encode(text, add_special_tokens=False)[: settings.limit]
     if len(ids) < 2:
@@ -97,7 +94,7 @@ def measure(
         "date": now(),
         "machine": machine(first.model.device),
         "versions": versions(),
-        "model": model_facts(settings.model, first.folder),
+        "model": model_facts(settings.options.model, first.folder),
         "dtype": ", ".join(settings.weights),
         "device": first.model.device.type,
         "threads": torch.get_num_threads(),
@@ -116,31 +113,11 @@ def _records(
     base = None
     loaded: LoadedModel | None = first
     for kind in settings.weights:
-        loaded = loaded or _load(settings, kind)
+        loaded = loaded or load_model(settings.options_of(kind))
         found = read_text(loaded.model, ids, start=start, window=window)
         base = base or found
         yield _record(kind, loaded, found, base)
         loaded = None  # before the next one is loaded
-
-
-def _parts_of(weights: str) -> tuple[str, str | None]:
-    """Return the kind of weights, and that of keys and values; None for the dtype of the model."""
-    kind, separator, kv_dtype = weights.partition(KV)
-    return kind, kv_dtype if separator else None
-
-
-def _load(settings: PerplexitySettings, weights: str) -> LoadedModel:
-    kind, kv_dtype = _parts_of(weights)
-    quantization = kind if kind in QUANTIZATIONS else None
-    return load_model(
-        settings.model,
-        dtype=settings.dtype if quantization is not None else kind,
-        device=settings.device,
-        kernels=settings.kernels,
-        quantization=quantization,
-        trust_remote_code=settings.trust_remote_code,
-        kv_dtype=kv_dtype,
-    )
 
 
 def _record(kind: str, loaded: LoadedModel, found: Reading, base: Reading) -> PerplexityRecord:

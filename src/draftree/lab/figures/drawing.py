@@ -11,9 +11,9 @@ from typing import Any
 
 from draftree.core.errors import ConfigurationError, import_extra
 from draftree.core.svg import save_svg
-from draftree.drafters import NO_DRAFT
 from draftree.engine.trace import Trace, read_trace
 from draftree.lab.figures.base import FIGURES, Data, Figure, Material, read_lines
+from draftree.options import NO_DRAFT
 
 DPI = 110
 INK = {"measured": "#0068b5", "theory": "#57606a", "losing": "#d55e00", "other": "#c46ba3", "good": "#00694e"}

@@ -11,11 +11,12 @@ from typing import Any
 from draftree.build import choose_methods
 from draftree.core.errors import ConfigurationError
 from draftree.core.files import shown_name
-from draftree.drafters import DRAFTERS, NO_DRAFT
+from draftree.drafters import DRAFTERS
 from draftree.engine.trace import Trace, TraceHeader, TraceWriter, read_trace
 from draftree.lab.figures.base import RUN
 from draftree.llm import LLM
 from draftree.loading.loaded import LoadedModel
+from draftree.options import NO_DRAFT
 from draftree.sampling.params import SamplingParams
 from draftree.text.retokenize import pieces_of
 

@@ -22,9 +22,10 @@ from functools import partial
 from typing import final
 
 from draftree.engine.client_drafts import longest_wait
-from draftree.engine.scheduler import PREFILL_TOKENS_BUSY, PREFILL_TOKENS_IDLE, split_prefill_budget
+from draftree.engine.scheduler import PREFILL_TOKENS_IDLE, split_prefill_budget
 from draftree.engine.trace import Trace
 from draftree.lab.fleet.curves import PassCurve
+from draftree.options import PREFILL_TOKENS_BUSY
 
 
 @dataclass(frozen=True, slots=True)

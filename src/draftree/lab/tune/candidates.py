@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from draftree.build import choose_methods
 from draftree.core.errors import ConfigurationError, DraftreeError
-from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
+from draftree.drafters import drafts
 from draftree.loading.auto_draft import auto_candidates
 from draftree.loading.loaded import LoadedModel, require_layers
+from draftree.options import AUTO_DRAFT, NO_DRAFT
 
 VERIFY = "coupled"
 WITHOUT_TRAINING = ("suffix", "ngram", "ngram+suffix", "lookahead", "lookahead+suffix")

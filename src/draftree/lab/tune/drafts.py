@@ -12,7 +12,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from draftree.build import ExecutionSettings, choose_methods, load_for, require_positive
+from draftree.build import choose_methods, load_for, require_positive
 from draftree.core.errors import ConfigurationError
 from draftree.core.files import expanded
 from draftree.core.host import SYSTEM_CLOCK, Clock
@@ -27,6 +27,7 @@ from draftree.loading.auto_draft import TunedDraft, conditions_of
 from draftree.loading.provenance import now
 from draftree.loading.resolve import resolve_model
 from draftree.models.replay import RecordedText
+from draftree.options import ModelOptions
 from draftree.sampling.params import SamplingParams
 from draftree.weights.catalogue import CATALOGUE
 
@@ -38,13 +39,14 @@ REPLAY_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class DraftTuneSettings(ExecutionSettings):
+class DraftTuneSettings:
     """Settings of a search.
 
     Attributes:
         replay: whether candidates are first replayed on recorded texts; otherwise all are measured for real.
     """
 
+    options: ModelOptions
     prompts: Path | None = None
     drafts: tuple[str, ...] = ()
     temperatures: tuple[float, ...] = (0.0, 0.8)
@@ -55,7 +57,7 @@ class DraftTuneSettings(ExecutionSettings):
     replay: bool = True
 
     def __post_init__(self) -> None:
-        require_positive(self, "limit", "threads")
+        require_positive(self, "limit")
         if self.max_tokens < 2:
             raise ConfigurationError(f"max_tokens is {self.max_tokens}: it must be at least 2 to measure decoding")
         if not self.minutes > 0:
@@ -77,16 +79,18 @@ class DraftSearch:
         own = own_candidates(settings.drafts)
         workload = read_workload(settings.prompts or SHIPPED).choose((), settings.limit)
         models = [name for one in own for name in choose_methods(one.draft, VERIFY, one.plan).draft_models]
-        for name in dict.fromkeys((settings.model, *models)):
+        for name in dict.fromkeys((settings.options.model, *models)):
             fetch(name)
         self._settings = settings
-        self._loaded = load_for(settings)
+        self._loaded = load_for(settings.options)
         self._tokenizer = tokenizer_of(self._loaded)
         room = self._loaded.model.max_length - settings.max_tokens
         prompts, self.notes = prompts_of(workload, self._tokenizer, room)
         self._prompts = across_categories(prompts)
         self._first, self.refused = first_candidates(self._loaded, own)
-        self._models = CandidateModels(self._loaded, self._tokenizer, trust_remote_code=settings.trust_remote_code)
+        self._models = CandidateModels(
+            self._loaded, self._tokenizer, trust_remote_code=settings.options.trust_remote_code
+        )
         self._conditions = conditions_of(self._loaded)
         facts = self._facts(workload.sha256)
         self.journal = Journal(self._loaded.model.fingerprint, facts)
@@ -173,7 +177,7 @@ class DraftSearch:
 
     def _result(self, best: Standing) -> TunedDraft:
         return TunedDraft(
-            model=self._settings.model,
+            model=self._settings.options.model,
             fingerprint=self._loaded.model.fingerprint,
             draft=with_full_paths(best.candidate.draft),
             plan=best.candidate.plan,

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from draftree.build import ExecutionSettings, load_for, require_positive
+from draftree.build import load_for, require_positive
 from draftree.core.errors import ConfigurationError, import_extra
 from draftree.lab.bench.benchmark import prompts_of, tokenizer_of
 from draftree.lab.bench.workload import read_workload
@@ -30,6 +30,7 @@ from draftree.loading.layer_sets import LayerSet, layer_spec, place_of
 from draftree.loading.loaded import LoadedModel
 from draftree.loading.resolve import resolve_model
 from draftree.models.base import LayerSubset
+from draftree.options import ModelOptions
 from draftree.sampling.params import SamplingParams
 
 UNSEEN_EVERY = 4
@@ -38,13 +39,14 @@ SIDES = ("attention", "mlp")
 
 
 @dataclass(frozen=True, slots=True)
-class LayerTuneSettings(ExecutionSettings):
+class LayerTuneSettings:
     """The settings of a search.
 
     Attributes:
         trials: number of sets to measure, including those of earlier runs.
     """
 
+    options: ModelOptions
     prompts: Path
     trials: int = 60
     limit: int | None = None
@@ -53,7 +55,7 @@ class LayerTuneSettings(ExecutionSettings):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require_positive(self, "trials", "limit", "k", "threads")
+        require_positive(self, "trials", "limit", "k")
         if self.max_tokens < 2:
             raise ConfigurationError(f"max_tokens is {self.max_tokens}: it must be at least 2 to measure decoding")
 
@@ -75,8 +77,8 @@ class LayerSearch:
         self._optuna = _optuna()
         self._settings = settings
         workload = read_workload(settings.prompts).choose((), settings.limit)
-        fetch(settings.model)
-        self._loaded = load_for(settings)
+        fetch(settings.options.model)
+        self._loaded = load_for(settings.options)
         self._loaded.model.require_part(LayerSubset(attention=frozenset({0}), mlp=frozenset({0})))
         room = self._loaded.model.max_length - settings.max_tokens
         prompts = [list(p.ids) for p in prompts_of(workload, tokenizer_of(self._loaded), room)[0]]
@@ -172,7 +174,7 @@ class LayerSearch:
             self._loaded,
             spec,
             plan=None if spec is None else "fixed",
-            trust_remote_code=self._settings.trust_remote_code,
+            trust_remote_code=self._settings.options.trust_remote_code,
             generation_config="none",
         )
         params = SamplingParams(max_tokens=self._settings.max_tokens, temperature=0, seed=0, ignore_eos=True)

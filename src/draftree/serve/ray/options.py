@@ -20,8 +20,9 @@ from typing import Any, get_args, get_type_hints
 from draftree.core.errors import ConfigurationError, suggestion
 from draftree.core.host import usable_cores
 from draftree.drafters.learning.store import parse_learning
+from draftree.options import ModelOptions
 from draftree.serve.ray.routing import RoutingPolicy
-from draftree.serve.settings import ServerSettings, choose_models, read_bytes
+from draftree.serve.settings import MODEL_OPTIONS, ServerSettings, choose_models, read_bytes
 
 PREFIX = "DRAFTREE_SERVE_"
 MODELS, DRAFTS = f"{PREFIX}MODELS", f"{PREFIX}DRAFTS"
@@ -96,12 +97,12 @@ class ReplicaOptions:
 
     def threads(self, settings: ServerSettings) -> int:
         """Return the CPU threads of a process: this machine's, divided among all, unless the settings name them."""
-        processes = self.most_replicas * settings.parallel.num_processes
-        return settings.threads or max(1, (usable_cores() or 1) // processes)
+        processes = self.most_replicas * settings.options.num_processes
+        return settings.options.threads or max(1, (usable_cores() or 1) // processes)
 
     def cpus(self, settings: ServerSettings) -> float:
         """Return the CPUs that Ray reserves for a replica."""
-        own = self.threads(settings) * settings.parallel.num_processes
+        own = self.threads(settings) * settings.options.num_processes
         return own if self.cpus_per_replica is None else self.cpus_per_replica
 
     def machine_cpus(self, settings: ServerSettings) -> int:
@@ -114,15 +115,15 @@ class ReplicaOptions:
 
     def require_fit(self, settings: ServerSettings) -> None:
         """Raise unless the settings can be honoured by replicas."""
-        count = settings.parallel.num_processes
+        count = settings.options.num_processes
         if count > 1 and self.gpus_per_replica not in (0, count):
             raise ConfigurationError(
                 f"gpus_per_replica is {self.gpus_per_replica:g}, but each of the {count} processes of a replica with "
-                f"{settings.parallel} has its own GPU: use {count}, or 0 for CPUs"
+                f"{settings.options.division} has its own GPU: use {count}, or 0 for CPUs"
             )
         if count > 1 and "RANK" in os.environ:
             raise ConfigurationError("replicas start the processes of their models themselves: leave torchrun out")
-        if settings.affinity not in (None, "none"):
+        if settings.options.affinity not in (None, "none"):
             raise ConfigurationError(
                 "replicas share the processors of their machines: leave out affinity, give threads"
             )
@@ -132,7 +133,7 @@ class ReplicaOptions:
             raise ConfigurationError("replicas speak HTTP: leave out tls_certificate and tls_key, and use a proxy")
         if settings.port == 0:
             raise ConfigurationError("replicas need a port of their own: name one instead of 0")
-        if settings.learn is not None and parse_learning(settings.learn).options.folder is not None:
+        if settings.options.learn is not None and parse_learning(settings.options.learn).options.folder is not None:
             raise ConfigurationError(
                 "replicas learn each on their own and cannot share a folder: leave out option folder of learn"
             )
@@ -141,20 +142,25 @@ class ReplicaOptions:
 def from_environment(variables: Mapping[str, str]) -> tuple[ServerSettings, ReplicaOptions]:
     """Read settings and options from environment variables."""
     given = {name: value for name, value in variables.items() if name.startswith(PREFIX)}
-    known = [MODELS, DRAFTS, *(_variable(f) for kind in (ServerSettings, ReplicaOptions) for f in _readable(kind))]
+    known = [
+        MODELS,
+        DRAFTS,
+        *(_variable(f) for kind in (ServerSettings, ModelOptions, ReplicaOptions) for f in _readable(kind)),
+    ]
     for name in given:
         if name not in known:
             raise ConfigurationError(f"the variable {name} is unknown: {suggestion(name, known)}")
     if MODELS not in given:
         raise ConfigurationError(f"there is no model to serve: set {MODELS}, for example to smollm2-135m-instruct")
     models = choose_models(given[MODELS].split(), given.get(DRAFTS, "").split())
-    return ServerSettings(models=models, **_values(ServerSettings, given)), ReplicaOptions(
-        **_values(ReplicaOptions, given)
-    )
+    values = _values(ServerSettings, given) | _values(ModelOptions, given)
+    return ServerSettings.of(models, **values), ReplicaOptions(**_values(ReplicaOptions, given))
 
 
 def _readable(kind: type) -> list[dataclasses.Field[Any]]:
-    return [f for f in dataclasses.fields(kind) if f.name not in ("models", "routing")]
+    if kind is ModelOptions:
+        return list(MODEL_OPTIONS)
+    return [f for f in dataclasses.fields(kind) if f.name not in ("models", "options", "routing")]
 
 
 def _variable(option: dataclasses.Field[Any]) -> str:

@@ -23,12 +23,13 @@ from torch import Tensor
 
 from draftree.core.errors import ConfigurationError, InvalidRequestError
 from draftree.core.host import single_threaded
-from draftree.engine.engine import Engine, EngineLimits
+from draftree.engine.engine import Engine
 from draftree.engine.parts import StateRows, StateSink
 from draftree.engine.sequence import WritingSequence
 from draftree.llm import LLM
 from draftree.loading.loaded import LoadedModel, require_layers
 from draftree.models.base import LanguageModel
+from draftree.options import EngineLimits
 from draftree.sampling.params import SamplingParams
 from draftree.train.data.prompts import Job, PromptSet, jobs_of
 from draftree.train.data.shards import (
@@ -300,7 +301,7 @@ class Capture:
         """Return a new engine, and the collector of its states."""
         collector = StateCollector(self._layers, self._llm.model.dtype)
         parts = replace(self._llm.engine.parts, sink=collector)
-        return collector, Engine(parts, EngineLimits(self._settings.batch, prefix_cache_size=0))
+        return collector, Engine(parts, EngineLimits(max_batch_size=self._settings.batch, prefix_cache_size=0))
 
     @contextmanager
     def _texts(self, jobs: Sequence[Job]) -> Iterator[Iterator[Text | str | int]]:

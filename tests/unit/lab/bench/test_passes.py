@@ -33,6 +33,7 @@ from draftree.models.native.blueprint import LinearBlueprint
 from draftree.models.native.build import FLAGS, SOURCES, VARIANTS, NativeUnavailableError, find_compiler
 from draftree.models.native.library import HEAD_KIND, LAYER_KIND, library
 from draftree.models.table import TableLM, hashed
+from draftree.options import ModelOptions
 from families import fresh
 from native_samples import EXPERTS, FAMILIES, SIZES
 from private_cache import private_cache
@@ -44,13 +45,13 @@ def own_cache(tmp_path, monkeypatch):
 
 
 def test_one_row_is_always_among_them_and_rows_ascend():
-    assert PassSettings("m", rows=(8, 2, 8)).rows == (1, 2, 8)
+    assert PassSettings(ModelOptions("m"), rows=(8, 2, 8)).rows == (1, 2, 8)
 
 
-@pytest.mark.parametrize(("field", "value"), [("prefix", 0), ("repeats", 0), ("threads", -1), ("rows", (0, 2))])
+@pytest.mark.parametrize(("field", "value"), [("prefix", 0), ("repeats", 0), ("rows", (0, 2))])
 def test_settings_are_checked(field, value):
     with pytest.raises(ConfigurationError, match="at least 1"):
-        PassSettings("m", **{field: value})
+        PassSettings(ModelOptions("m"), **{field: value})
 
 
 def test_passes_are_timed_interleaved_after_the_prefix(monkeypatch):
@@ -83,13 +84,13 @@ def test_bandwidth_is_a_speed():
 
 def test_measuring_a_folder(tmp_path):
     folder = write_model(tmp_path / "tiny")
-    settings = PassSettings(str(folder), rows=(2,), prefix=8, repeats=2, dtype="float32")
+    settings = PassSettings(ModelOptions(str(folder), dtype="float32"), rows=(2,), prefix=8, repeats=2)
     header, records = measure(settings)
     assert [record.rows for record in records] == [1, 2]
     assert (header["job"], header["dtype"], header["model"]["name"]) == ("passes", "float32", "tiny")
     with pytest.raises(ConfigurationError, match=f"context of {CONTEXT}"):
-        measure(PassSettings(str(folder), prefix=CONTEXT))
-    _, records = measure(PassSettings(str(folder), rows=(CONTEXT - 8,), repeats=1))
+        measure(PassSettings(ModelOptions(str(folder)), prefix=CONTEXT))
+    _, records = measure(PassSettings(ModelOptions(str(folder)), rows=(CONTEXT - 8,), repeats=1))
     assert {record.prefix for record in records} == {8}, "without a prefix, as many tokens as fit"
 
 

@@ -13,6 +13,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.lab.bench.perplexity import PerplexitySettings, read_text
 from draftree.lab.bench.records import read_results
 from draftree.models.table import TableLM, hashed
+from draftree.options import ModelOptions
 from families import peer, prompts, target
 from private_cache import private_cache
 
@@ -75,6 +76,6 @@ def test_bad_arguments_are_refused(tmp_path, capsys) -> None:
     assert run(["bench", "perplexity", str(folder), "--text", str(text)]) == 1
     assert "1 tokens" in capsys.readouterr().err
     with pytest.raises(ConfigurationError, match="unknown dtype 'int3'"):
-        PerplexitySettings("m", text, weights=("int3",))
+        PerplexitySettings(ModelOptions("m"), text, weights=("int3",))
     with pytest.raises(ConfigurationError, match="name each once"):
-        PerplexitySettings("m", text, weights=("int8", "int8"))
+        PerplexitySettings(ModelOptions("m"), text, weights=("int8", "int8"))

@@ -148,8 +148,8 @@ def prepare_suite(settings: SuiteSettings, *, fetch: Callable[[str], object] = p
     chosen = workload.choose(settings.categories, settings.limit)
     target = None
     if not settings.drafts:
-        fetch(settings.model)
-        target = load_for(settings)
+        fetch(settings.options.model)
+        target = load_for(settings.options)
         own = {one.name: getattr(settings, one.name) for one in fields(settings)}
         settings = SuiteSettings(**{**own, "drafts": default_drafts(target)})
     ready = prepare(settings, fetch=fetch, workload=chosen, target=target)

@@ -6,7 +6,6 @@ import atexit
 import ctypes
 import logging
 import mmap
-import re
 import threading
 import weakref
 import zlib
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import ConfigurationError, ModelLoadError
+from draftree.core.host import BYTE_UNITS
 from draftree.models.kv.slots import KVMemory, LayerRange, RangeOutput
 from draftree.models.native.blueprint import Blueprint
 from draftree.models.native.decoder import NativeDecoder, Rows, SourceRows
@@ -107,24 +107,8 @@ def _copy(reference: weakref.ref[StreamedWeights], count: int) -> None:
         weights.close()
 
 
-UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 NUM_BUFFERS = 2
 """Least number of layers in memory besides those that stay there: one that computes and one that is read."""
-SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)", re.ASCII)
-
-
-def parse_size(text: str | int) -> int:
-    """Return the bytes of a size such as "8GB", "1.5GiB" or 600000000."""
-    if isinstance(text, int) and not isinstance(text, bool) and text > 0:
-        return text
-    found = SIZE.fullmatch(text.strip()) if isinstance(text, str) else None
-    unit = None if found is None else UNITS.get(found[2].upper())
-    size = 0 if found is None or unit is None else int(float(found[1]) * unit)
-    if size <= 0:
-        raise ConfigurationError(
-            f"offload is {text!r}: give the memory for weights, a number with KB, MB, GB, KiB, MiB or GiB, such as 8GB"
-        )
-    return size
 
 
 class BudgetError(ConfigurationError):
@@ -163,8 +147,8 @@ def place(sizes: Sequence[int], *, fixed: int, budget: int) -> Placement:
 
 
 def readable(size: int) -> str:
-    unit = "GB" if size >= UNITS["GB"] else "MB" if size >= UNITS["MB"] else "KB"
-    return f"{-(-size * 100 // UNITS[unit]) / 100:g}{unit}"
+    unit = "GB" if size >= BYTE_UNITS["GB"] else "MB" if size >= BYTE_UNITS["MB"] else "KB"
+    return f"{-(-size * 100 // BYTE_UNITS[unit]) / 100:g}{unit}"
 
 
 @dataclass(frozen=True, slots=True)
