@@ -64,6 +64,6 @@ def test_configurations_are_frozen_and_refuse_unknown_options(seam: Registry, me
     cls: Any = seam.find(method.name)
     assert dataclasses.is_dataclass(cls.Config)
     assert cls.Config.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    assert getattr(cls, "__final__", False)
+    assert getattr(cls, "__final__", False), "the class is decorated with typing.final"
     with pytest.raises(ConfigurationError, match="unknown option 'nonsense'"):
         seam.configure(Spec(method.name, None, (("nonsense", "1"),)))

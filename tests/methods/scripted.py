@@ -10,13 +10,13 @@ import numpy as np
 
 from draftree.core.tree import Draw, TokenTree
 from draftree.core.types import Budget
-from draftree.drafters.base import DraftContext, DraftTraits, SequenceDrafter, SequenceView
+from draftree.drafters.base import DraftContext, Drafter, DraftTraits, SequenceView
 
 Script = Callable[[np.ndarray, Budget], TokenTree]
 
 
 @final
-class ScriptedDrafter(SequenceDrafter[SequenceView]):
+class ScriptedDrafter(Drafter[SequenceView]):
     """Draft the tree that the script of its name returns for the tokens so far."""
 
     scripts: ClassVar[dict[str, Script]] = {}

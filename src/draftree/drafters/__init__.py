@@ -1,9 +1,8 @@
 """Drafters: propose a token tree for every sequence of a batch.
 
 Each module of this folder but `base` is one method: its file name is its name in specs, and the registry lists it
-without importing it or torch. `base` holds the interface: `Drafter`, and `SequenceDrafter` for methods that handle one
-sequence at a time, with `DraftTraits`, `DraftContext`, `SequenceView` and `Observation`. What methods share is in
-subpackages:
+without importing it or torch. `base` holds the interface: `Drafter`, which asks for one method, `draft_one`, with
+`DraftTraits`, `DraftContext`, `SequenceView` and `Observation`. What methods share is in subpackages:
 
 * `tree_builder`: trees grown level by level with a model, a head, or a part of the target;
 * `lookup`: earlier occurrences of the last tokens, and trees of their continuations;

@@ -6,7 +6,6 @@ keeps.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar, cast
@@ -170,8 +169,11 @@ class Observation(Generic[State]):
     hidden: Tensor | None = None
 
 
-class Drafter(ABC, Generic[State]):
-    """Drafter: proposes token trees. Built as `cls(config, context)`."""
+class Drafter(Generic[State]):
+    """Drafter: proposes token trees. Built as `cls(config, context)`.
+
+    A subclass has a frozen dataclass `Config` and implements `draft_one`. All else has defaults.
+    """
 
     Config: ClassVar[type]
     part_seconds: tuple[float, ...] = ()
@@ -201,9 +203,16 @@ class Drafter(ABC, Generic[State]):
         """Return the state of a new sequence; by default the view, for drafters that keep nothing else."""
         return cast(State, sequence)
 
-    @abstractmethod
     def draft(self, states: Sequence[State], budgets: Sequence[Budget]) -> list[TokenTree]:
-        """Return a tree for every sequence, within its budget; an empty tree is always allowed."""
+        """Return a tree for every sequence, within its budget; an empty tree is always allowed.
+
+        A drafter that runs a model overrides this to draft for the whole batch in one pass.
+        """
+        return [self.draft_one(state, budget) for state, budget in zip(states, budgets, strict=True)]
+
+    def draft_one(self, state: State, budget: Budget) -> TokenTree:
+        """Return a tree for one sequence."""
+        raise NotImplementedError(f"{type(self).__name__} must implement draft_one, or draft for whole batches")
 
     def observe(self, observations: Sequence[Observation[State]]) -> None:
         """Learn from a pass of the target: from rounds, and from prompt chunks, whose verdict is None.
@@ -247,18 +256,6 @@ class Drafter(ABC, Generic[State]):
 
     def forget(self) -> None:
         """Drop everything learned from earlier requests; open sequences are unchanged."""
-
-
-class SequenceDrafter(Drafter[State]):
-    """Drafter that processes sequences one by one."""
-
-    def draft(self, states: Sequence[State], budgets: Sequence[Budget]) -> list[TokenTree]:
-        """Return a tree for every sequence."""
-        return [self.draft_one(state, budget) for state, budget in zip(states, budgets, strict=True)]
-
-    @abstractmethod
-    def draft_one(self, state: State, budget: Budget) -> TokenTree:
-        """Return a tree for one sequence."""
 
 
 def require_length(drafter: str, k: int) -> None:

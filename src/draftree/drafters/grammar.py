@@ -15,11 +15,11 @@ from typing import final
 
 from draftree.core.tree import EMPTY, TokenTree, chain
 from draftree.core.types import Budget
-from draftree.drafters.base import DraftTraits, SequenceDrafter, SequenceView, require_length
+from draftree.drafters.base import Drafter, DraftTraits, SequenceView, require_length
 
 
 @final
-class GrammarDrafter(SequenceDrafter[SequenceView]):
+class GrammarDrafter(Drafter[SequenceView]):
     """Drafter of forced tokens."""
 
     @dataclass(frozen=True, slots=True)

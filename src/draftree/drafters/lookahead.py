@@ -32,7 +32,7 @@ from typing import final
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import MAX_NODES, Budget
-from draftree.drafters.base import DraftTraits, Observation, SequenceDrafter, SequenceView
+from draftree.drafters.base import Drafter, DraftTraits, Observation, SequenceView
 
 Rows = list[list[int]]
 
@@ -197,7 +197,7 @@ class _Lookahead:
 
 
 @final
-class LookaheadDrafter(SequenceDrafter[_Lookahead]):
+class LookaheadDrafter(Drafter[_Lookahead]):
     """Drafter of candidates from the pool and of the window."""
 
     @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ import numpy as np
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import EMPTY, TokenTree, chain
 from draftree.core.types import Budget
-from draftree.drafters.base import DraftTraits, SequenceDrafter, SequenceView, require_length
+from draftree.drafters.base import Drafter, DraftTraits, SequenceView, require_length
 from draftree.drafters.lookup.occurrences import SEPARATOR
 
 LONGEST = 32
@@ -31,7 +31,7 @@ ESCAPE = 2.5
 
 
 @final
-class NgramDrafter(SequenceDrafter[SequenceView]):
+class NgramDrafter(Drafter[SequenceView]):
     """Drafter that copies the tokens after the longest earlier match."""
 
     @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.noise import Noise
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import MAX_NODES, Budget
-from draftree.drafters.base import DraftContext, DraftTraits, SequenceDrafter, SequenceView
+from draftree.drafters.base import DraftContext, Drafter, DraftTraits, SequenceView
 from draftree.models.base import Extend, LanguageModel, Pass
 from draftree.models.source import EncoderDecoder, TokenSource
 from draftree.sampling.distributions import DistributionRows, Distributions
@@ -42,7 +42,7 @@ class Ahead:
 
 
 @final
-class SyntheticDrafter(SequenceDrafter[Ahead]):
+class SyntheticDrafter(Drafter[Ahead]):
     """Drafter with a configured acceptance rate."""
 
     @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from draftree.core.tree import Draw, TokenTree, chain
 from draftree.core.types import Budget
-from draftree.drafters.base import DraftContext, DraftTraits, Observation, SequenceDrafter, SequenceView
+from draftree.drafters.base import DraftContext, Drafter, DraftTraits, Observation, SequenceView
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class FeatureRows:
 
 
 @final
-class FeaturesDrafter(SequenceDrafter[FeatureRows]):
+class FeaturesDrafter(Drafter[FeatureRows]):
     """One chain."""
 
     seen: ClassVar[list[tuple[list[int], int, Tensor]]] = []

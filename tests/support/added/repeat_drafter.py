@@ -10,11 +10,11 @@ from typing import final
 
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import Budget
-from draftree.drafters.base import DraftTraits, SequenceDrafter, SequenceView
+from draftree.drafters.base import Drafter, DraftTraits, SequenceView
 
 
 @final
-class RepeatDrafter(SequenceDrafter[SequenceView]):
+class RepeatDrafter(Drafter[SequenceView]):
     """Two branches at most."""
 
     @dataclass(frozen=True, slots=True)

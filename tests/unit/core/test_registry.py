@@ -205,10 +205,10 @@ Source: none. Costs nothing; loses nearly always.
 from dataclasses import dataclass, field
 
 from draftree.core.tree import Draw, chain
-from draftree.drafters.base import DraftTraits, SequenceDrafter
+from draftree.drafters.base import DraftTraits, Drafter
 
 
-class StubbornDrafter(SequenceDrafter):
+class StubbornDrafter(Drafter):
     @dataclass(frozen=True, slots=True)
     class Config:
         token: int = field(default=0, metadata={"argument": True})

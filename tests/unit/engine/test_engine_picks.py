@@ -10,7 +10,7 @@ import torch
 
 from draftree.core.tree import Draw, TokenTree, chain, path
 from draftree.core.types import Budget, SequenceRecord, Verdict
-from draftree.drafters.base import DraftTraits, Observation, SequenceDrafter, SequenceView
+from draftree.drafters.base import Drafter, DraftTraits, Observation, SequenceView
 from draftree.drafters.wrappers.merged import MergedDrafter
 from draftree.engine.engine import Engine
 from draftree.engine.sequence import WritingSequence
@@ -28,7 +28,7 @@ TREE = TokenTree((1, 2, 3, 1, 5), (-1, -1, 0, 0, 2))
 Observations = list[tuple[list[int], TokenTree, Verdict]]
 
 
-class Listener(SequenceDrafter[SequenceView]):
+class Listener(Drafter[SequenceView]):
     """Drafts always the same tree and records its verdicts."""
 
     def __init__(self, tree: TokenTree, *, wants_picks: bool) -> None:

@@ -14,7 +14,7 @@ from draftree.build import DraftMethod, build_parts, choose_methods
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import EMPTY, Draw, TokenTree, chain
 from draftree.core.types import Budget, Verdict
-from draftree.drafters.base import DraftContext, DraftTraits, Observation, SequenceDrafter, SequenceView
+from draftree.drafters.base import DraftContext, Drafter, DraftTraits, Observation, SequenceView
 from draftree.drafters.wrappers.merged import MergedDrafter
 from draftree.engine.engine import Engine
 from draftree.engine.parts import EngineParts
@@ -35,7 +35,7 @@ from views import view_of
 VOCAB = 8
 
 
-class Recorder(SequenceDrafter[SequenceView]):
+class Recorder(Drafter[SequenceView]):
     """Drafts two tokens and keeps what it observes."""
 
     def __init__(self, features: tuple[int, ...] = (), context: DraftContext | None = None) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import EMPTY, ROOT, Draw, TokenTree
 from draftree.core.types import MAX_NODES, Budget
-from draftree.drafters.base import DraftContext, DraftTraits, SequenceDrafter, SequenceView
+from draftree.drafters.base import DraftContext, Drafter, DraftTraits, SequenceView
 
 ESCAPE = 2.5
 """Votes for unseen tokens. With `VOTES`, one match of 1, 2, 4, 8, 16 tokens has probability 0.29, 0.53, 0.76, 0.90,
@@ -197,7 +197,7 @@ class CountedText:
 Text = TypeVar("Text", bound=CountedText)
 
 
-class CountingDrafter(SequenceDrafter[Text]):
+class CountingDrafter(Drafter[Text]):
     """Drafter that grows trees from earlier occurrences, which a method finds in `_matches`."""
 
     def __init__(self, config: Any, context: DraftContext) -> None:
