@@ -55,7 +55,6 @@ class EarlyExitDrafter(TreeBuildingDrafter):
 
     @classmethod
     def describe(cls, config: Config) -> DraftTraits:
-        """Return the traits of the shape."""
         return replace(super().describe(config), learns=True)
 
     def __init__(self, config: Config, context: DraftContext) -> None:
@@ -74,7 +73,6 @@ class EarlyExitDrafter(TreeBuildingDrafter):
         )
 
     def forget(self) -> None:
-        """Drop what was learned from earlier requests."""
         if self._corrections is not None:
             self._corrections.forget()
 

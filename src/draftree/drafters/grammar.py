@@ -33,11 +33,9 @@ class GrammarDrafter(Drafter[SequenceView]):
 
     @classmethod
     def describe(cls, config: Config) -> DraftTraits:
-        """Return the traits: chains, from grammars only."""
         return replace(super().describe(config), reads_grammars=True)
 
     def draft_one(self, state: SequenceView, budget: Budget) -> TokenTree:
-        """Return the forced tokens after the text."""
         guide = state.controls.guide
         if guide is None:
             return EMPTY

@@ -112,11 +112,9 @@ class HeadDrafter(TreeBuildingDrafter):
 
     @property
     def footprint(self) -> Footprint:
-        """Memory of the head in bytes."""
         return self._stepper.footprint
 
     def forget(self) -> None:
-        """Drop what was learned from earlier requests."""
         if self._corrections is not None:
             self._corrections.forget()
 

@@ -246,7 +246,6 @@ class LookaheadDrafter(Drafter[_Lookahead]):
         )
 
     def open(self, sequence: SequenceView) -> _Lookahead:
-        """Return a state with the prompt in the pool and a window of one row."""
         config, tokens = self._config, sequence.history.tokens
         pool = Pool(config.n, config.candidates)
         pool.read(tokens.tolist())
@@ -254,7 +253,6 @@ class LookaheadDrafter(Drafter[_Lookahead]):
         return _Lookahead(sequence, pool, [[next(guesses) for _ in range(config.window)]], len(tokens))
 
     def draft_one(self, state: _Lookahead, budget: Budget) -> TokenTree:
-        """Return a tree of the candidates and then as many complete lanes as fit."""
         self._catch_up(state, ())
         comb = Comb(budget)
         candidates = state.pool.after(int(state.view.history.tokens[-1]))

@@ -162,7 +162,6 @@ class ModelDrafter(TreeBuildingDrafter):
 
     @classmethod
     def describe(cls, config: Config) -> DraftTraits:
-        """Return the traits of the shape and the mapping."""
         return replace(
             super().describe(config),
             draws=config.draws,
@@ -208,5 +207,4 @@ class ModelDrafter(TreeBuildingDrafter):
 
     @property
     def footprint(self) -> Footprint:
-        """Memory of the draft model in bytes."""
         return self._model.footprint

@@ -51,11 +51,9 @@ class NgramDrafter(Drafter[SequenceView]):
 
     @classmethod
     def describe(cls, config: Config) -> DraftTraits:
-        """Return the traits: chains, with confidence by the length of the match."""
         return replace(super().describe(config), gives_confidence=True)
 
     def draft_one(self, state: SequenceView, budget: Budget) -> TokenTree:
-        """Return the tokens after the best match."""
         count = min(budget.num_nodes, budget.depth, self._config.k)
         tokens = with_source(state)
         start = find_continuation(tokens, longest=self._config.max, shortest=self._config.min) if count else None

@@ -74,11 +74,9 @@ class PredictionDrafter(CountingDrafter[PredictionState]):
 
     @classmethod
     def describe(cls, config: Config) -> DraftTraits:
-        """Return the traits: trees, from predictions only."""
         return replace(super().describe(config), reads_predictions=True)
 
     def open(self, sequence: SequenceView) -> PredictionState:
-        """Return a state at the start of the prediction."""
         return PredictionState(sequence, np.array(sequence.controls.prediction, np.int64))
 
     def _matches(self, state: PredictionState, depth: int) -> list[Match]:

@@ -70,5 +70,4 @@ class QuantizedDrafter(TreeBuildingDrafter):
 
     @property
     def footprint(self) -> Footprint:
-        """Memory of the copy in bytes."""
         return self._copy.footprint

@@ -108,7 +108,6 @@ class TextTables(Learner):
         self._num_bytes = sum(table.num_bytes for table in self._tables.values())
 
     def state(self) -> LearnedState:
-        """Return the tokens of every table, with separators after the texts."""
         return {owner: {TOKENS: table.tokens.copy()} for owner, table in self._tables.items() if len(table)}
 
     def restore(self, state: LearnedState) -> None:
@@ -133,13 +132,11 @@ class TextTables(Learner):
         return tokens
 
     def forget(self) -> None:
-        """Drop all tables."""
         self._tables.clear()
         self._count()
 
     @property
     def stats(self) -> LearnedStats:
-        """Return counts of texts and tokens, and sizes."""
         return LearnedStats(
             self.name,
             texts=self._texts,
@@ -231,12 +228,10 @@ class SuffixDrafter(CountingDrafter[SuffixState]):
         )
 
     def forget(self) -> None:
-        """Drop earlier answers."""
         if self._earlier is not None:
             self._earlier.forget()
 
     def open(self, sequence: SequenceView) -> SuffixState:
-        """Return an index of the prompt."""
         # the last token before the source too: the first token of the text is drafted from the start of the source
         before = [int(sequence.history.tokens[-1]), *sequence.source, SEPARATOR] if sequence.source else []
         own = Occurrences(self._orders, room=len(before) + len(sequence.history) + 512)

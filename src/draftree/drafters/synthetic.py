@@ -69,7 +69,6 @@ class SyntheticDrafter(Drafter[Ahead]):
 
     @classmethod
     def describe(cls, config: Config) -> DraftTraits:
-        """Return the configured traits; there is no draft distribution."""
         return DraftTraits(
             draws=frozenset({Draw.FREE}), depth=config.k, nodes=config.k * config.width, branches=config.width > 1
         )
@@ -79,7 +78,6 @@ class SyntheticDrafter(Drafter[Ahead]):
         self._target = context.target
 
     def reserve(self, num_sequences: int, length: int) -> None:
-        """Reserve one more slot of the target, for generating continuations."""
         if self._config.accept:
             self._target.reserve(num_sequences + 1, length)
 
@@ -91,7 +89,6 @@ class SyntheticDrafter(Drafter[Ahead]):
         return state
 
     def draft_one(self, state: Ahead, budget: Budget) -> TokenTree:
-        """Return a comb: a chain of first tokens, with the others as siblings."""
         depth = min(self._config.k, budget.depth, budget.num_nodes)
         right = self._coming(state, depth)
         noise = state.view.controls.noise.stream("synthetic", self._config.seed)

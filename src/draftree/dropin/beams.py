@@ -140,7 +140,6 @@ class CallHooks(Hooks):
         return logprobs
 
     def ends(self, text: SequenceSearch, candidates: Sequence[Candidate]) -> Sequence[bool]:
-        """Call the criteria once for all candidates."""
         if not self._criteria:
             return [False] * len(candidates)
         shown = self._shown(text, [(*one.parent.tokens, one.token) for one in candidates])

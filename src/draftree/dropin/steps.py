@@ -325,7 +325,6 @@ class StepwiseVerifier(Verifier):
         self._rows = {id(row.sequence.history): row for row in rows}
 
     def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: RandomSource) -> Verdict:
-        """One tree alone."""
         return self.verify_many([tree], [distributions], [chance])[0]
 
     def verify_many(

@@ -196,17 +196,10 @@ class _Vocabulary(LanguageModel):
         """Do nothing: there are no slots."""
 
     def open(self) -> Slot:
-        """Refuse.
-
-        Raises:
-            UnsupportedModelError: always.
-        """
         raise UnsupportedModelError("the model runs in vLLM: choose a drafter without a model")
 
     def run(self, pass_: Pass) -> PassResult:
-        """Refuse, as `open`."""
         raise UnsupportedModelError("the model runs in vLLM: choose a drafter without a model")
 
     def apply(self, edits: Sequence[Edit]) -> list[Slot]:
-        """Refuse, as `open`."""
         raise UnsupportedModelError("the model runs in vLLM: choose a drafter without a model")

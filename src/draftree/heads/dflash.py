@@ -134,7 +134,6 @@ class DFlashHead(BlockHead):
 
     @property
     def num_levels(self) -> int:
-        """Slots that predict."""
         return self.config.block_size - (0 if self.config.anchor_predicts else 1)
 
     def bind(self, parts: TargetParts) -> None:
@@ -167,7 +166,6 @@ class DFlashHead(BlockHead):
         return found
 
     def logits(self, states: Tensor) -> Tensor:
-        """Return logits."""
         return self._bound.logits(states)
 
     @property
@@ -182,7 +180,6 @@ class DFlashHead(BlockHead):
         return torch.cat((anchors[:, None], masks), dim=1)
 
     def start(self, states: Tensor, anchors: Tensor) -> Tensor | None:
-        """Return the memory of a recurrent bias."""
         if self.markov_head is None or not self.markov_head.width:
             return None
         memory = states.new_zeros(len(anchors), self.markov_head.width)
@@ -193,13 +190,11 @@ class DFlashHead(BlockHead):
         return memory
 
     def follow(self, memory: Tensor | None, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the Markov bias."""
         assert self.markov_head is not None, "has_bias was tested"
         bias, memory = self.markov_head(memory, tokens, states)
         return bias, memory
 
     def confidence(self, tokens: Tensor, states: Tensor) -> Tensor | None:
-        """Return the estimated probabilities of acceptance."""
         if self.confidence_head is None:
             return None
         before = None

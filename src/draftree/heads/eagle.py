@@ -135,24 +135,20 @@ class EagleHead(EagleFamilyHead):
             )
 
     def project(self, features: Tensor) -> Tensor:
-        """Return the target's last hidden states after its final norm."""
         assert self._finish is not None, "the head is bound to a target before it reads hidden states"
         return self._finish(features[..., 0, :]).to(self.dtype)
 
     def run(
         self, tokens: Tensor, before: Tensor, positions: Tensor, attend: Attend, chosen: Tensor | None = None
     ) -> Tensor:
-        """Return the states of rows."""
         embedded = self.embedded(tokens)
         joined = self.fc(torch.cat((embedded, before), dim=-1))
         return self.through_layers(joined, embedded, positions, attend, chosen)
 
     def recycle(self, states: Tensor) -> Tensor:
-        """Return the states: they stand for the target's."""
         return states
 
     def logits(self, states: Tensor) -> Tensor:
-        """Return the product of the states with the output head."""
         return self.outputs(states)
 
 
@@ -170,7 +166,6 @@ class Eagle3Head(EagleFamilyHead):
         self.norm = Norm(config.hidden, epsilon)
 
     def project(self, features: Tensor) -> Tensor:
-        """Return the product of the hidden states of all layers."""
         features = features.to(self.dtype)
         if self.fc_norm is not None:
             features = torch.stack([norm(features[..., i, :]) for i, norm in enumerate(self.fc_norm)], dim=-2)
@@ -181,7 +176,6 @@ class Eagle3Head(EagleFamilyHead):
     def run(
         self, tokens: Tensor, before: Tensor, positions: Tensor, attend: Attend, chosen: Tensor | None = None
     ) -> Tensor:
-        """Return the states of rows."""
         return self.through_layers(before, self.embedded(tokens), positions, attend, chosen)
 
     def recycle(self, states: Tensor) -> Tensor:
@@ -192,5 +186,4 @@ class Eagle3Head(EagleFamilyHead):
         return found
 
     def logits(self, states: Tensor) -> Tensor:
-        """Return the product of the normed states with the output head."""
         return self.outputs(self.norm(states))

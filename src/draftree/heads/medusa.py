@@ -49,7 +49,6 @@ class MedusaHead(BlockHead):
 
     @property
     def num_levels(self) -> int:
-        """Number of heads."""
         return self.config.block_size
 
     def bind(self, parts: TargetParts) -> None:
@@ -58,13 +57,11 @@ class MedusaHead(BlockHead):
         self._finish = parts.finish
 
     def run(self, rows: BlockRows, attend: BlockAttend) -> Tensor:
-        """Return the states of each head before its output."""
         assert self._finish is not None, "a head is bound to a target before it runs"
         last = self._finish(rows.features[rows.anchors, 0])
         last = last.to(self.medusa_head[0][-1].weight.dtype)  # type: ignore[index]
         return torch.stack([head[:-1](last) for head in self.medusa_head], dim=1)  # type: ignore[index]
 
     def logits(self, states: Tensor) -> Tensor:
-        """Return the output of each head."""
         levels = [head[-1](states[:, level]) for level, head in enumerate(self.medusa_head)]  # type: ignore[index]
         return torch.stack(levels, dim=1).float()

@@ -127,14 +127,12 @@ class MtpHead(FeatureHead):
         return self.eh_proj.weight.dtype
 
     def project(self, features: Tensor) -> Tensor:
-        """Return the target's last states after its final norm."""
         assert self._finish is not None, "a head is bound to a target before it runs"
         return self._finish(features[..., 0, :]).to(self.dtype)
 
     def run(
         self, tokens: Tensor, before: Tensor, positions: Tensor, attend: Attend, chosen: Tensor | None = None
     ) -> Tensor:
-        """Return the states after the layer and the norm."""
         assert self._shared is not None, "a head is bound to a target before it runs"
         read = [self.enorm(self._shared.embed(tokens).to(self.dtype)), self.hnorm(before)]
         x = self.eh_proj(torch.cat(read[::-1] if self._is_hidden_first else read, dim=-1))
@@ -153,10 +151,8 @@ class MtpHead(FeatureHead):
         return found
 
     def recycle(self, states: Tensor) -> Tensor:
-        """Return the states."""
         return states
 
     def logits(self, states: Tensor) -> Tensor:
-        """Return the target's logits of the states."""
         assert self._shared is not None, "a head is bound to a target before it runs"
         return self._shared.logits(states)

@@ -147,13 +147,11 @@ class HeadWeights(Weights):
         self._own: dict[str, Tensor] = dict(head.named_parameters())
 
     def get(self, name: str) -> Tensor:
-        """Return a weight."""
         if name in self._own:
             return self._own[name].detach()
         return self._head.embedding_weight() if name == EMBEDDING else self._head.output_weight()
 
     def release(self, name: str) -> None:
-        """Empty a parameter, or forget the rows of the target's output head."""
         weight = self._own.pop(name, None)
         if weight is None:
             if name == OUTPUT:
@@ -164,7 +162,6 @@ class HeadWeights(Weights):
         setattr(self._head.get_submodule(owner), attribute, empty)
 
     def lends(self, name: str) -> bool:
-        """Return whether the target owns the embedding."""
         return name == EMBEDDING and name not in self._own
 
 
@@ -205,12 +202,10 @@ class NativePasses(HeadPasses):
 
     @property
     def kernels(self) -> str:
-        """The instructions of the kernels."""
         return f"native ({self._decoder.instructions})"
 
     @property
     def weight_bytes(self) -> int:
-        """Size of packed weights and of the parameters in torch in bytes."""
         return self._decoder.weight_bytes + self.parameter_bytes
 
     @torch.inference_mode()
@@ -229,7 +224,6 @@ class NativePasses(HeadPasses):
 
     @torch.inference_mode()
     def logits(self, states: Tensor) -> Logits:
-        """Return logits of states, from a pass of the final norm and the output head only."""
         count = len(states)
         end = self._decoder.num_layers
         part = LayerRange(end, end, hidden=states.float().contiguous())
@@ -264,7 +258,6 @@ class NativePasses(HeadPasses):
 
     @property
     def most_children(self) -> int:
-        """Maximum count of a native search."""
         return self._decoder.max_count
 
     def trees(

@@ -190,27 +190,22 @@ class TorchPasses(HeadPasses):
 
     @property
     def kernels(self) -> str:
-        """Always "torch"."""
         return "torch"
 
     @property
     def weight_bytes(self) -> int:
-        """Size of the parameters in bytes."""
         return self.parameter_bytes
 
     @torch.inference_mode()
     def project(self, features: Tensor) -> Tensor:
-        """Return the states before the tokens that follow."""
         return self.head.project(features.to(self.device))
 
     @torch.inference_mode()
     def recycle(self, states: Tensor) -> Tensor:
-        """Return the states before the children of rows."""
         return self.head.recycle(states)
 
     @torch.inference_mode()
     def logits(self, states: Tensor) -> Logits:
-        """Return logits of states."""
         found = self.head.logits(states)
         return TensorLogits(found) if self.tokens is None else SubsetLogits(found, self.tokens)
 
@@ -218,7 +213,6 @@ class TorchPasses(HeadPasses):
     def run(
         self, memory: KVMemory, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]], jobs: Sequence[RowJob]
     ) -> RowResult:
-        """Run a pass over new rows."""
         given = joined_before(jobs)
         before = self.project(given) if jobs[0].is_projected else given
         starts = [0, *accumulate(len(job.tokens) for job in jobs)]

@@ -44,7 +44,6 @@ class ParallelEagle(BlockHead):
 
     @property
     def num_levels(self) -> int:
-        """Levels that it was trained for."""
         return self.config.depth
 
     def bind(self, parts: TargetParts) -> None:
@@ -52,7 +51,6 @@ class ParallelEagle(BlockHead):
         self.head.bind(parts)
 
     def run(self, rows: BlockRows, attend: BlockAttend) -> Tensor:
-        """Return the states of the anchors and of the mask rows."""
         num_sequences = len(rows.counts)
         masks = self.num_levels - 1
         tokens, before = self.head.masked(num_sequences * masks)
@@ -68,7 +66,6 @@ class ParallelEagle(BlockHead):
         return torch.cat((states[anchors][:, None], after), dim=1)
 
     def logits(self, states: Tensor) -> Tensor:
-        """Return logits."""
         return self.head.logits(states)
 
 

@@ -254,7 +254,6 @@ class AnchoredRows(BlockRows):
 
     @property
     def anchors(self) -> list[int]:
-        """Index of the row of each anchor."""
         return list(self.starts)
 
 
@@ -333,7 +332,6 @@ class BlockTrainee(TextTrainee):
             yield states[:, self.head.first_slot + level]
 
     def logits_of(self, batch: Batch, level: int, chains: Tensor, states: Tensor) -> Tensor:
-        """Return logits with the bias by the text's token before."""
         found = self.head.logits(states)
         if not self.head.has_bias:
             return found

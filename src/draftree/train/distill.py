@@ -299,7 +299,6 @@ class StudentTrainee(TextTrainee):
         return found
 
     def logits_of(self, batch: Batch, level: int, chains: Tensor, states: Tensor) -> Tensor:
-        """Return the student's logits."""
         found: Tensor = self._student.get_output_embeddings()(states).float()
         return found
 

@@ -253,11 +253,9 @@ class HeadTrainee(TextTrainee):
         self.head = head
 
     def states_of(self, batch: Batch, levels: int) -> Iterator[Tensor]:
-        """Yield the states of an unroll."""
         return unroll(self.head, batch, levels)
 
     def logits_of(self, batch: Batch, level: int, chains: Tensor, states: Tensor) -> Tensor:
-        """Return the head's logits."""
         return self.head.logits(states)
 
 

@@ -34,5 +34,4 @@ class Multistep(Verifier):
     needs_distributions: ClassVar[bool] = True
 
     def verify(self, tree: TokenTree, distributions: NodeDistributions, random: RandomSource) -> Verdict:
-        """Descend, with children in draw order."""
         return walk_siblings(tree, distributions, random)

@@ -37,5 +37,4 @@ class Recursive(Verifier):
     needs_distributions: ClassVar[bool] = True
 
     def verify(self, tree: TokenTree, distributions: NodeDistributions, random: RandomSource) -> Verdict:
-        """Descend, with children in draw order."""
         return walk_siblings(tree, distributions, random)

@@ -57,7 +57,6 @@ class Soft(Verifier):
     wants_distributions: ClassVar[bool] = True
 
     def verify(self, tree: TokenTree, distributions: NodeDistributions, random: RandomSource) -> Verdict:
-        """Descend while a child is likely enough."""
 
         @functools.cache
         def distribution_at(row: int) -> Tensor:

@@ -45,7 +45,6 @@ class Token(Verifier):
     needs_distributions: ClassVar[bool] = True
 
     def verify(self, tree: TokenTree, distributions: NodeDistributions, random: RandomSource) -> Verdict:
-        """Verify the chain from its start."""
         require_chain(tree, "token")
         for node, token in enumerate(tree.tokens):
             target = target_distribution(distributions, node)

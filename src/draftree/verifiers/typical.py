@@ -52,7 +52,6 @@ class Typical(Verifier):
     lossless: ClassVar[bool] = False
 
     def verify(self, tree: TokenTree, distributions: NodeDistributions, random: RandomSource) -> Verdict:
-        """Descend while a child is typical."""
 
         @functools.cache
         def distribution_at(row: int) -> tuple[Tensor, float]:

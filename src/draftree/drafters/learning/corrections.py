@@ -290,11 +290,9 @@ class HeadCorrections(Learner):
             self._all.add(base, learned)
 
     def state(self) -> LearnedState:
-        """Return copies of all corrections."""
         return {name: correction.state() for name, correction in self._corrections.items()}
 
     def restore(self, state: LearnedState) -> None:
-        """Replace all corrections."""
         if not self._by_owner and set(state) - {""}:
             raise DamagedStateError("it has owners")
         found = {}
@@ -305,14 +303,12 @@ class HeadCorrections(Learner):
         self.version += 1
 
     def forget(self) -> None:
-        """Drop all corrections."""
         self._corrections = {}
         self._all = Comparison()
         self.version += 1
 
     @property
     def stats(self) -> LearnedStats:
-        """Return counts of rows, sizes, and running acceptance."""
         corrections = tuple(self._corrections.values())
         base, learned = self._all.shares or (None, None)
         return LearnedStats(

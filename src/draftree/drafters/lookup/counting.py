@@ -207,7 +207,6 @@ class CountingDrafter(Drafter[Text]):
 
     @classmethod
     def describe(cls, config: Any) -> DraftTraits:
-        """Return the traits: children ranked by counts; one child per node with width 1."""
         depth, branches = min(config.k, config.nodes), config.width > 1
         return DraftTraits(
             draws=frozenset({Draw.FREE} if branches else {Draw.FREE, Draw.POINT}),
@@ -222,7 +221,6 @@ class CountingDrafter(Drafter[Text]):
         """Return earlier occurrences with `depth` tokens after each; earlier entries win ties."""
 
     def draft_one(self, state: Text, budget: Budget) -> TokenTree:
-        """Return a tree of the most likely continuations."""
         config, tokens = self._config, state.view.history.tokens
         state.prior.learn(tokens)
         held = budget.within(self._traits.nodes, self._traits.depth)

@@ -214,22 +214,18 @@ class BlockStepper(Stepper[BlockSequence]):
         """Do nothing: memory grows with the rows of each text."""
 
     def open(self, view: SequenceView) -> BlockSequence:
-        """Return the state of a new sequence."""
         return BlockSequence(view)
 
     def close(self, state: BlockSequence) -> None:
-        """Free the rows."""
         state.kept, state.positions, state.unread, state.levels = KeptRows(), [], [], None
 
     def fork(self, state: BlockSequence, view: SequenceView) -> BlockSequence:
-        """Copy the rows of the common prefix."""
         shared = common_length(state.view.history, view.history)
         count = sum(position < shared for position in state.positions)
         unread = _below(state.unread, shared + 1 if count == len(state.positions) else 0)
         return BlockSequence(view, state.kept.copy(count), state.positions[:count], unread)
 
     def detach(self, state: BlockSequence) -> BlockSequence | None:
-        """Drop the tree and keep the rows."""
         if not state.positions and not state.unread:
             self.close(state)
             return None
@@ -238,7 +234,6 @@ class BlockStepper(Stepper[BlockSequence]):
         return state
 
     def attach(self, state: BlockSequence, view: SequenceView) -> BlockSequence:
-        """Cut the rows to those of the common prefix."""
         shared = common_length(state.view.history, view.history)
         count = sum(position < shared for position in state.positions)
         state.unread = _below(state.unread, shared + 1 if count == len(state.positions) else 0)
@@ -248,7 +243,6 @@ class BlockStepper(Stepper[BlockSequence]):
         return state
 
     def check_integrity(self, states: Sequence[BlockSequence]) -> None:
-        """Raise AssertionError unless every state has the rows that it recorded."""
         assert len({id(state.kept) for state in states}) == len(states), "rows have one owner"
         for state in states:
             assert not self._head.config.num_layers or state.kept.length == len(state.positions), "a row is recorded"
@@ -285,7 +279,6 @@ class BlockStepper(Stepper[BlockSequence]):
         return length < self.max_length and (state.has_levels() or (bool(state.unread) and state.end == length))
 
     def catch_up(self, states: Sequence[BlockSequence], ahead: Sequence[int]) -> Logits:
-        """Read the unread rows of every sequence and one block."""
         self._idle_rounds = 0
         self._read(states, [len(state.view.history) for state in states])
         for state in states:
@@ -306,13 +299,11 @@ class BlockStepper(Stepper[BlockSequence]):
 
     @torch.inference_mode()
     def confidence(self) -> list[float] | None:
-        """Return the head's estimates of acceptance for the rows of the last logits; None if it has none."""
         assert self._last is not None, "estimates follow logits"
         found = self._head.confidence(*self._last)
         return None if found is None else to_host(found)
 
     def keep(self, states: Sequence[BlockSequence], paths: Sequence[Sequence[int]]) -> None:
-        """Drop the tree."""
         self._idle_rounds += 1
         for state in states:
             self._forget_tree(state)

@@ -552,7 +552,6 @@ class TreeBuildingDrafter(Drafter[Any]):
 
     @classmethod
     def describe(cls, config: Any) -> DraftTraits:
-        """Return the traits of the shape; confidence is the model's probability."""
         shape: Shape = config.shape
         return DraftTraits(
             draws=shape.draws,
@@ -565,23 +564,18 @@ class TreeBuildingDrafter(Drafter[Any]):
 
     @property
     def note(self) -> str:
-        """Message about decisions during construction; empty if none."""
         return self._note
 
     def reserve(self, num_sequences: int, length: int) -> None:
-        """Make room in the slots of the draft model."""
         self._builder.reserve(num_sequences, length)
 
     def open(self, sequence: SequenceView) -> Any:
-        """Return a state with a slot of the draft model, or with the target's slot."""
         return self._builder.stepper.open(sequence)
 
     def draft(self, states: Sequence[Any], budgets: Sequence[Budget]) -> list[TokenTree]:
-        """Return a tree for every sequence, with one pass per level for all sequences."""
         return self._builder.grow(states, budgets)
 
     def observe(self, observations: Sequence[Observation[Any]]) -> None:
-        """Keep accepted tokens in the slots; prefill prompts in the target's chunks."""
         judged = [(o.state, o.verdict) for o in observations if o.verdict is not None]
         if judged:
             self._builder.observe([state for state, _ in judged], [verdict for _, verdict in judged])
@@ -591,19 +585,15 @@ class TreeBuildingDrafter(Drafter[Any]):
                 self._builder.stepper.read([o.state for o in chunks], [o.tokens_read for o in chunks])
 
     def fork(self, state: Any, sequence: SequenceView, length: int) -> Any:
-        """Return a state with a copy of the slot's common prefix with the new text."""
         return self._builder.stepper.fork(state, sequence)
 
     def detach(self, state: Any, length: int) -> Any:
-        """Keep the slot and drop its tree."""
         return self._builder.stepper.detach(state)
 
     def attach(self, state: Any, sequence: SequenceView, length: int) -> Any:
-        """Return the state, with the slot cut to the common prefix with the new text."""
         return self._builder.stepper.attach(state, sequence)
 
     def check_integrity(self, states: Sequence[Any]) -> None:
-        """Check the slots."""
         self._builder.stepper.check_integrity(states)
 
     def close(self, state: Any) -> None:

@@ -148,19 +148,15 @@ class HeadStepper(AnsweringStepper[HeadedSequence]):
 
     @property
     def footprint(self) -> Footprint:
-        """Memory of the head in bytes."""
         return self._decoder.footprint
 
     def reserve(self, num_sequences: int, length: int) -> None:
-        """Make room for `num_sequences` sequences of `length` tokens, tentative ones included."""
         self._decoder.pool.reserve(num_sequences, length)
 
     def open(self, view: SequenceView) -> HeadedSequence:
-        """Return the state of a new sequence."""
         return HeadedSequence(view, self._decoder.pool.open())
 
     def close(self, state: HeadedSequence) -> None:
-        """Free the slot."""
         self._decoder.pool.close(state.slot)
 
     def fork(self, state: HeadedSequence, view: SequenceView) -> HeadedSequence:
@@ -172,7 +168,6 @@ class HeadStepper(AnsweringStepper[HeadedSequence]):
         return HeadedSequence(view, slot, state.positions[:count], unread)
 
     def detach(self, state: HeadedSequence) -> HeadedSequence | None:
-        """Drop the tree and keep the rows."""
         if not state.positions and not state.unread:
             self.close(state)
             return None
@@ -180,7 +175,6 @@ class HeadStepper(AnsweringStepper[HeadedSequence]):
         return state
 
     def attach(self, state: HeadedSequence, view: SequenceView) -> HeadedSequence:
-        """Cut the slot to the rows of the common prefix."""
         shared = common_length(state.view.history, view.history)
         state.unread = self._unread_of(state, shared)
         self._cut(state, bisect.bisect_left(state.positions, shared))
@@ -206,7 +200,6 @@ class HeadStepper(AnsweringStepper[HeadedSequence]):
         state.num_fed, state.before = 0, None
 
     def check_integrity(self, states: Sequence[HeadedSequence]) -> None:
-        """Raise AssertionError unless every state has its own slot with the recorded rows."""
         pool = self._decoder.pool
         pool.check_integrity()
         assert len({id(state.slot) for state in states}) == len(states) <= pool.num_open, "a slot has one owner"
@@ -219,11 +212,6 @@ class HeadStepper(AnsweringStepper[HeadedSequence]):
             assert len(state.positions) <= 2 * self._block, "a slot holds a window"
 
     def learn(self, states: Sequence[HeadedSequence], hidden: Sequence[Tensor | None]) -> None:
-        """Note the target's hidden states of the tokens that its slots have just gained.
-
-        Args:
-            hidden: shape (tokens, layers, hidden) for each; None for no tokens.
-        """
         for state, rows in zip(states, hidden, strict=True):
             if rows is None:
                 continue
@@ -242,11 +230,9 @@ class HeadStepper(AnsweringStepper[HeadedSequence]):
             self._read(states, [len(state.view.history) - 1 for state in states])
 
     def is_ready(self, state: HeadedSequence) -> bool:
-        """Return whether the hidden states before the text's last token are known."""
         return state.end == len(state.view.history)
 
     def catch_up(self, states: Sequence[HeadedSequence], ahead: Sequence[int]) -> Logits:
-        """Read the unread rows of every sequence."""
         jobs = self._last_jobs(states)
         found = self._decoder.read(jobs)
         self.answered = rows_of(found.states, found.requested)
@@ -257,7 +243,6 @@ class HeadStepper(AnsweringStepper[HeadedSequence]):
 
     @property
     def most_children(self) -> int:
-        """Maximum number of children of a node in `trees`; 0 if the passes grow no trees."""
         return self._decoder.most_children
 
     def trees(
@@ -285,7 +270,6 @@ class HeadStepper(AnsweringStepper[HeadedSequence]):
     def feed(
         self, states: Sequence[HeadedSequence], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
     ) -> Logits:
-        """Run a pass over new nodes of trees."""
         jobs = []
         for state, row, above in zip(states, tokens, parents, strict=True):
             assert state.before is not None, "a tree begins with the text's last token"
@@ -306,7 +290,6 @@ class HeadStepper(AnsweringStepper[HeadedSequence]):
         return found.logits
 
     def keep(self, states: Sequence[HeadedSequence], paths: Sequence[Sequence[int]]) -> None:
-        """Drop the tree: the rows of accepted tokens are read from the target's hidden states."""
         self._idle_rounds += 1
         for state in states:
             self._cut(state, len(state.positions))

@@ -96,33 +96,26 @@ class LearningStepper(Stepper[StateT]):
         return self._stepper.footprint
 
     def reserve(self, num_sequences: int, length: int) -> None:
-        """Make room in the stepper of the head."""
         self._stepper.reserve(num_sequences, length)
 
     def open(self, view: SequenceView) -> StateT:
-        """Return the state of a new sequence."""
         return self._stepper.open(view)
 
     def close(self, state: StateT) -> None:
-        """Free the slot."""
         self._drafted.pop(id(state), None)
         self._stepper.close(state)
 
     def fork(self, state: StateT, view: SequenceView) -> StateT:
-        """Copy the rows of the common prefix."""
         return self._stepper.fork(state, view)
 
     def detach(self, state: StateT) -> StateT | None:
-        """Drop the tree and keep the rows."""
         self._drafted.pop(id(state), None)
         return self._stepper.detach(state)
 
     def attach(self, state: StateT, view: SequenceView) -> StateT:
-        """Cut the slot to the rows of the common prefix."""
         return self._stepper.attach(state, view)
 
     def check_integrity(self, states: Sequence[StateT]) -> None:
-        """Raise AssertionError unless the stepper is consistent, and rows of closed sequences are dropped."""
         self._stepper.check_integrity(states)
         assert self._drafted.keys() <= {id(state) for state in states}, "rows belong to open sequences"
 
@@ -131,15 +124,12 @@ class LearningStepper(Stepper[StateT]):
         self._stepper.learn(states, hidden)
 
     def read(self, states: Sequence[StateT], counts: Sequence[int]) -> None:
-        """Read rows of prompts along with the target."""
         self._stepper.read(states, counts)
 
     def is_ready(self, state: StateT) -> bool:
-        """Return whether the hidden states before the text's last token are known."""
         return self._stepper.is_ready(state)
 
     def catch_up(self, states: Sequence[StateT], ahead: Sequence[int]) -> Logits:
-        """Read the unread rows of every sequence; return corrected logits."""
         self._learns = self._pace.allows()
         logits = self._stepper.catch_up(states, ahead)
         start = self._pace.clock()
@@ -218,7 +208,6 @@ class LearningStepper(Stepper[StateT]):
     def feed(
         self, states: Sequence[StateT], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
     ) -> Logits:
-        """Run a pass over new nodes of trees; return the logits of the head alone."""
         logits = self._stepper.feed(states, tokens, parents)
         start = self._pace.clock()
         if self._learns:
@@ -236,7 +225,6 @@ class LearningStepper(Stepper[StateT]):
         return logits
 
     def keep(self, states: Sequence[StateT], paths: Sequence[Sequence[int]]) -> None:
-        """Learn from the verified tokens after visited rows, and drop the tree."""
         if self._drafted:
             start = self._pace.clock()
             self._learn_from(states, paths)

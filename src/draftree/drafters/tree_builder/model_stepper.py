@@ -84,15 +84,12 @@ class SameReader(Reader):
         self._reads_source = reads_source
 
     def open(self, view: SequenceView) -> Reading:
-        """Return the history, after the source if it is read."""
         return _History(view, self._known, view.source if self._reads_source else ())
 
     def read(self, tokens: Sequence[int]) -> list[int]:
-        """Return the tokens unchanged, except unknown ones."""
         return list(tokens)
 
     def answer(self, logits: Logits) -> Logits:
-        """Return rows cut or padded to the width."""
         missing = self._wanted - logits.width
         if missing <= 0:
             return logits.narrowed(self._wanted)
@@ -201,12 +198,10 @@ class ModelStepper(Stepper[SteppedSequence]):
         """Number of rounds since the last tree."""
 
     def reserve(self, num_sequences: int, length: int) -> None:
-        """Make room for `num_sequences` sequences of `length` tokens, tentative ones included."""
         others = max(0, self.model.num_open - self._num_open)
         self.model.reserve(others + num_sequences, length)
 
     def open(self, view: SequenceView) -> SteppedSequence:
-        """Return the state of a new sequence."""
         view = self._drafted(view)
         state = SteppedSequence(view, open_slot(self.model, view), self._reader.open(view))
         self._num_open += 1
@@ -216,7 +211,6 @@ class ModelStepper(Stepper[SteppedSequence]):
         return view if self._controls is None else replace(view, controls=self._controls)
 
     def close(self, state: SteppedSequence) -> None:
-        """Free the slot."""
         self.model.close(state.slot)
         self._num_open -= 1
 
@@ -231,7 +225,6 @@ class ModelStepper(Stepper[SteppedSequence]):
         return SteppedSequence(self._drafted(view), slot, reading, start=state.start, covered=stands)
 
     def detach(self, state: SteppedSequence) -> SteppedSequence | None:
-        """Drop the tree and keep the prefix."""
         if not state.covered:
             self.close(state)
             return None
@@ -262,7 +255,6 @@ class ModelStepper(Stepper[SteppedSequence]):
         return stands if stands > state.start else 0
 
     def check_integrity(self, states: Sequence[SteppedSequence]) -> None:
-        """Raise AssertionError unless every state has its own slot with the recorded tokens."""
         self.model.check_integrity()
         assert len({id(state.slot) for state in states}) == len(states), "a slot has one owner"
         assert len(states) <= self._num_open, "every state is open"
@@ -303,7 +295,6 @@ class ModelStepper(Stepper[SteppedSequence]):
     def feed(
         self, states: Sequence[SteppedSequence], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
     ) -> Logits:
-        """Run a pass over new nodes of trees."""
         read = [self._reader.read(row) for row in tokens]
         for state, row in zip(states, read, strict=True):
             state.fed_tokens.extend(row)
@@ -313,7 +304,6 @@ class ModelStepper(Stepper[SteppedSequence]):
         return self._reader.answer(self.model.run(Pass(jobs)).logits)
 
     def catch_up(self, states: Sequence[SteppedSequence], ahead: Sequence[int]) -> Logits:
-        """Read the unread tokens of every sequence."""
         self._idle_rounds = 0
         pending = [self._pending(state, count) for state, count in zip(states, ahead, strict=True)]
         while any(len(tokens) > PREFILL_ROWS for tokens in pending):
@@ -368,7 +358,6 @@ class ModelStepper(Stepper[SteppedSequence]):
         return logits
 
     def keep(self, states: Sequence[SteppedSequence], paths: Sequence[Sequence[int]]) -> None:
-        """Keep accepted nodes; sequences without a tree read their text before the next one."""
         self._idle_rounds += 1
         for state in states:
             if state.fed:

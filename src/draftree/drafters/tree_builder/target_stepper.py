@@ -53,11 +53,9 @@ class PartialStepper(AnsweringStepper[PartialSequence]):
         self._part = LayerSubset(end=model.num_layers) if part == ALL_LAYERS else part
 
     def reserve(self, num_sequences: int, length: int) -> None:
-        """Make room in the target's slots."""
         self.model.reserve(num_sequences, length)
 
     def open(self, view: SequenceView) -> PartialSequence:
-        """Return the state of a new sequence."""
         assert view.slot is not None, "the target's slot is opened before the drafter's state"
         return PartialSequence(view, view.slot)
 
@@ -69,7 +67,6 @@ class PartialStepper(AnsweringStepper[PartialSequence]):
         return self._part.is_beginning or len(state.view.history) - state.slot.length <= MAX_WASTED_ROWS
 
     def catch_up(self, states: Sequence[PartialSequence], ahead: Sequence[int]) -> Logits:
-        """Compute partial nodes of the tokens that the target has not read."""
         self.model.apply([Truncate(state.slot, state.slot.length) for state in states])
         jobs = []
         for state in states:
@@ -82,7 +79,6 @@ class PartialStepper(AnsweringStepper[PartialSequence]):
     def feed(
         self, states: Sequence[PartialSequence], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
     ) -> Logits:
-        """Compute partial nodes of a tree level."""
         jobs = [
             Extend(state.slot, row, [state.root if parent == ROOT else state.root + 1 + parent for parent in above])
             for state, row, above in zip(states, tokens, parents, strict=True)
@@ -101,6 +97,5 @@ class PartialStepper(AnsweringStepper[PartialSequence]):
         return result.logits
 
     def keep(self, states: Sequence[PartialSequence], paths: Sequence[Sequence[int]]) -> None:
-        """Drop the partial nodes; the target keeps the accepted tokens."""
         for state in states:
             state.fed.clear()

@@ -144,11 +144,9 @@ class CommonReader(Reader):
         self._sources = torch.tensor(common.draft_ids)
 
     def open(self, view: SequenceView) -> Reading:
-        """Return the text in the model's tokens."""
         return _Translated(view, self._translation)
 
     def read(self, tokens: Sequence[int]) -> list[int]:
-        """Return the model's ids of the same tokens."""
         return [self._own_ids[token] for token in tokens]
 
     def answer(self, logits: Logits) -> Logits:
@@ -174,15 +172,12 @@ class OwnReader(Reader):
         self._silent = torch.tensor(list(silent), dtype=torch.long)
 
     def open(self, view: SequenceView) -> Reading:
-        """Return the text in the model's tokens."""
         return _Translated(view, self._translation)
 
     def read(self, tokens: Sequence[int]) -> list[int]:
-        """Return the tokens unchanged."""
         return list(tokens)
 
     def answer(self, logits: Logits) -> Logits:
-        """Return the logits with -inf for tokens without text."""
         with logits.computing():
             rows = logits.tensor()
             if self._silent.device != rows.device:
@@ -270,7 +265,6 @@ class StringTreeBuilder(TreeBuilder):
             state.tree = EMPTY
 
     def grow(self, states: Sequence[Any], budgets: Sequence[Budget]) -> list[TokenTree]:
-        """Return a tree for every sequence, within its budget and the shape."""
         spelled = []
         for state, tree, budget in zip(states, super().grow(states, budgets), budgets, strict=True):
             state.tree = tree

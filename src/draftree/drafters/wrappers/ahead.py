@@ -162,32 +162,26 @@ class AheadDrafter(Drafter[AheadSequence]):
 
     @classmethod
     def describe(cls, config: DraftTraits) -> DraftTraits:
-        """Return the traits of the wrapped drafter."""
         return config
 
     @property
     def note(self) -> str:
-        """Notes of the wrapped drafter, and whether it drafts ahead."""
         return "; ".join(filter(None, (self._drafter.note, self._reason)))
 
     @property
     def footprint(self) -> Footprint:
-        """Memory of the wrapped drafter."""
         return self._drafter.footprint
 
     def reserve(self, num_sequences: int, length: int) -> None:
-        """Make room for the sequences and for the places after their trees."""
         self._settle()
         each = 1 if self._pool is None else 1 + self._stops
         self._alive(lambda: self._drafter.reserve(each * num_sequences, length + 1))
 
     def open(self, sequence: SequenceView) -> AheadSequence:
-        """Return the state of a new sequence."""
         self._settle()
         return AheadSequence(self._alive(lambda: self._drafter.open(sequence)), sequence)
 
     def draft(self, states: Sequence[AheadSequence], budgets: Sequence[Budget]) -> list[TokenTree]:
-        """Return the trees that were drafted ahead, or new ones; then begin to draft ahead."""
         self._settle()
         for state in states:
             self._drop(state)  # of a round that was not observed
@@ -245,7 +239,6 @@ class AheadDrafter(Drafter[AheadSequence]):
         state.ready = []
 
     def observe(self, observations: Sequence[Observation[AheadSequence]]) -> None:
-        """Tell the wrapped drafter what was written, and keep the tree after the bonus if there is one."""
         self._settle()
         self._alive(lambda: self._drafter.observe([replace(one, state=one.state.own) for one in observations]))
         for one in observations:
@@ -292,36 +285,30 @@ class AheadDrafter(Drafter[AheadSequence]):
         self._drafter.close(before)
 
     def fork(self, state: AheadSequence, sequence: SequenceView, length: int) -> AheadSequence:
-        """Return a state for a new sequence with the same beginning."""
         self._settle()
         return AheadSequence(self._alive(lambda: self._drafter.fork(state.own, sequence, length)), sequence)
 
     def detach(self, state: AheadSequence, length: int) -> AheadSequence | None:
-        """Keep the wrapped state; what was drafted ahead is dropped."""
         self._settle()
         self._drop(state)
         own = self._alive(lambda: self._drafter.detach(state.own, length))
         return None if own is None else AheadSequence(own, state.view)
 
     def attach(self, state: AheadSequence, sequence: SequenceView, length: int) -> AheadSequence:
-        """Do as `fork`, and consume the detached state."""
         self._settle()
         return AheadSequence(self._alive(lambda: self._drafter.attach(state.own, sequence, length)), sequence)
 
     def close(self, state: AheadSequence) -> None:
-        """Free the wrapped states of the sequence and of its stops."""
         self._settle()
         self._drop(state)
         self._alive(lambda: self._drafter.close(state.own))
 
     def check_integrity(self, states: Sequence[AheadSequence]) -> None:
-        """Check the wrapped drafter with the states of all stops."""
         self._settle()
         owns = [state.own for state in states] + [stop.own for state in states for stop, _ in state.ready]
         self._alive(lambda: self._drafter.check_integrity(owns))
 
     def forget(self) -> None:
-        """Let the wrapped drafter forget."""
         self._settle()
         self._alive(self._drafter.forget)
 

@@ -67,7 +67,6 @@ class MergedDrafter(Drafter[MergedSequence]):
 
     @classmethod
     def describe(cls, config: Sequence[DraftTraits]) -> DraftTraits:
-        """Computed from the traits of the parts, which are all that there is to configure."""
         # whatever was drawn, shared or not, may count as chosen freely: a rule that takes that reads no distribution
         draws = {Draw.FREE, Draw.IID} if all(part.draws & {Draw.IID, Draw.POINT} for part in config) else {Draw.FREE}
         return DraftTraits(
@@ -87,41 +86,33 @@ class MergedDrafter(Drafter[MergedSequence]):
         )
 
     def reserve(self, num_sequences: int, length: int) -> None:
-        """Make room in all drafters, each for all sequences."""
         for drafter in self._drafters:
             drafter.reserve(num_sequences, length)
 
     @property
     def footprint(self) -> Footprint:
-        """Of all drafters together."""
         return total(drafter.footprint for drafter in self._drafters)
 
     @property
     def note(self) -> str:
-        """The notes of all drafters."""
         return "; ".join(drafter.note for drafter in self._drafters if drafter.note)
 
     def forget(self) -> None:
-        """Drop what any drafter learned from earlier requests."""
         for drafter in self._drafters:
             drafter.forget()
 
     def open(self, sequence: SequenceView) -> MergedSequence:
-        """A state of every part."""
         return MergedSequence([drafter.open(sequence) for drafter in self._drafters])
 
     def fork(self, state: MergedSequence, sequence: SequenceView, length: int) -> MergedSequence:
-        """A fork of every part."""
         pairs = zip(self._drafters, state.parts, strict=True)
         return MergedSequence([d.open(sequence) if own is None else d.fork(own, sequence, length) for d, own in pairs])
 
     def detach(self, state: MergedSequence, length: int) -> MergedSequence | None:
-        """Keep the parts that keep something."""
         kept = [drafter.detach(own, length) for drafter, own in zip(self._drafters, state.parts, strict=True)]
         return None if all(own is None for own in kept) else MergedSequence(kept)
 
     def attach(self, state: MergedSequence, sequence: SequenceView, length: int) -> MergedSequence:
-        """Attach the parts that kept something."""
         pairs = zip(self._drafters, state.parts, strict=True)
         return MergedSequence(
             [d.open(sequence) if own is None else d.attach(own, sequence, length) for d, own in pairs]
@@ -171,7 +162,6 @@ class MergedDrafter(Drafter[MergedSequence]):
         return trees
 
     def observe(self, observations: Sequence[Observation[MergedSequence]]) -> None:
-        """Tell every part how far the text went along its own tree."""
         for index, drafter in enumerate(self._drafters):
             drafter.observe([self._of_part(index, observation) for observation in observations])
         for observation in observations:
@@ -190,13 +180,11 @@ class MergedDrafter(Drafter[MergedSequence]):
         return Observation(whole.state.parts[index], whole.tokens_read, tree, verdict, hidden)
 
     def close(self, state: MergedSequence) -> None:
-        """Close every part."""
         for drafter, own in zip(self._drafters, state.parts, strict=True):
             if own is not None:
                 drafter.close(own)
 
     def check_integrity(self, states: Sequence[MergedSequence]) -> None:
-        """Check every part."""
         for index, drafter in enumerate(self._drafters):
             drafter.check_integrity([state.parts[index] for state in states if state.parts[index] is not None])
 

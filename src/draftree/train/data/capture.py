@@ -61,11 +61,6 @@ class StateCollector(StateSink):
         self._texts: dict[WritingSequence, _States] = {}
 
     def take(self, hidden: Tensor, texts: Sequence[StateRows]) -> None:
-        """Convert the states of a pass at once, and keep views of them by text.
-
-        Args:
-            hidden: shape (rows, layers, hidden).
-        """
         with single_threaded():  # workers that spin after a copy would slow down the next pass
             states = hidden.to("cpu", self._dtype, copy=True)
         for text in texts:
