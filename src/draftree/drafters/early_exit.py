@@ -13,14 +13,14 @@ learning (`--learn`) a correction of the exit's logits follows the verified toke
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, final
+from typing import final
 
 from draftree.core.errors import ConfigurationError
 from draftree.drafters.base import DraftContext, DraftTraits
 from draftree.drafters.learning.corrections import HeadCorrections, Pace
 from draftree.drafters.learning.store import LearningStore
-from draftree.drafters.tree_builder.builder import Shape, Stepper, TreeBuilder, TreeBuildingDrafter, parse_shape
-from draftree.drafters.tree_builder.learning_stepper import LearningStepper
+from draftree.drafters.tree_builder.builder import Shape, TreeBuilder, TreeBuildingDrafter, parse_shape
+from draftree.drafters.tree_builder.corrected_logits import LogitCorrector
 from draftree.drafters.tree_builder.target_stepper import PartialStepper
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.models.base import LanguageModel, LayerSubset
@@ -60,16 +60,16 @@ class EarlyExitDrafter(TreeBuildingDrafter):
     def __init__(self, config: Config, context: DraftContext) -> None:
         target, store = context.target, context.learning
         self._corrections = None if store is None else _corrections(config.layers, target, store)
-        own = PartialStepper(target, LayerSubset(end=config.layers), answers=self._corrections is not None)
-        stepper: Stepper[Any] = own
+        corrector = None
         if self._corrections is not None:
-            stepper = LearningStepper(own, self._corrections, DraftVocabulary.full(target.vocab_size))
+            corrector = LogitCorrector(self._corrections, DraftVocabulary.full(target.vocab_size))
         self._builder = TreeBuilder(
-            stepper,
+            PartialStepper(target, LayerSubset(end=config.layers), answers=corrector is not None),
             shape=config.shape,
             draw=context.draw,
             shares_noise=context.shares_noise,
             place=context.place,
+            corrector=corrector,
         )
 
     def forget(self) -> None:

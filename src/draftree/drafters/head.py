@@ -23,8 +23,8 @@ from draftree.drafters.learning.corrections import HeadCorrections, Pace
 from draftree.drafters.learning.store import LearningStore
 from draftree.drafters.tree_builder.block_stepper import BlockStepper
 from draftree.drafters.tree_builder.builder import Shape, TreeBuilder, TreeBuildingDrafter, parse_shape
+from draftree.drafters.tree_builder.corrected_logits import LogitCorrector
 from draftree.drafters.tree_builder.head_stepper import HeadStepper
-from draftree.drafters.tree_builder.learning_stepper import LearningStepper
 from draftree.heads.base import BlockHead, FeatureHead, Head, TargetParts
 from draftree.heads.calibration import read_calibration, read_rates
 from draftree.heads.config import EAGLE, EAGLE3, MTP, HeadConfig
@@ -99,13 +99,15 @@ class HeadDrafter(TreeBuildingDrafter):
         head.bind(TargetParts.of(target))
         # before the passes take the weights
         self._corrections = None if context.learning is None else _corrections(head, target, context.learning)
-        self._stepper = _stepper(head, target, self._corrections)
+        self._stepper = _stepper(head, target)
+        corrector = None if self._corrections is None else LogitCorrector(self._corrections, head.vocabulary)
         self._builder = TreeBuilder(
             self._stepper,
             shape=_shape(config, head.config),
             draw=context.draw,
             shares_noise=context.shares_noise,
             place=context.place,
+            corrector=corrector,
             calibration=read_calibration(folder),
             sharpness=config.sharpness,
         )
@@ -147,17 +149,14 @@ def _corrections(head: Head, target: LanguageModel, store: LearningStore) -> Hea
     )
 
 
-def _stepper(
-    head: Head, target: LanguageModel, corrections: HeadCorrections | None
-) -> HeadStepper | LearningStepper | BlockStepper:
+def _stepper(head: Head, target: LanguageModel) -> HeadStepper | BlockStepper:
     """Return the stepper of a head: for one pass per level, or one pass for all levels."""
     if isinstance(head, PEagleHead):
         return BlockStepper(ParallelEagle(head), target.device)
     if isinstance(head, BlockHead):
         return BlockStepper(head, target.device)
     if isinstance(head, FeatureHead):
-        stepper = HeadStepper(passes_of(head, target))
-        return stepper if corrections is None else LearningStepper(stepper, corrections, head.vocabulary)
+        return HeadStepper(passes_of(head, target))
     raise ConfigurationError(f"drafter 'head': heads of kind '{head.config.kind}' cannot draft")
 
 

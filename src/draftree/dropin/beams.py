@@ -66,9 +66,6 @@ def refuse_beside_beams(config: Any, calls: Callbacks, given: Mapping[str, Any])
         config: a generation config.
         calls: what is called in every step.
         given: arguments that concern drafts.
-
-    Raises:
-        ConfigurationError: names the setting.
     """
     drafting = [name for name, value in given.items() if value is not None]
     drafting += [name for name in ("prompt_lookup_num_tokens",) if getattr(config, name, None) is not None]
@@ -160,9 +157,6 @@ def search(
         calls: processors and criteria.
         inputs: inputs of the model, repeated likewise.
         max_length: tokens of a row at most.
-
-    Raises:
-        DraftreeError: an input cannot be honoured; or fewer texts exist than were asked for.
     """
     width = int(config.num_beams)
     rows, mask = input_ids[::width], inputs.get("attention_mask")

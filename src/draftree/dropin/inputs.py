@@ -57,9 +57,6 @@ def choose_drafting(draft: str | None, plan: str | None, assistant: Any, config:
         plan: a planner's spec, or None.
         assistant: a loaded model, or None.
         config: the generation config.
-
-    Raises:
-        ConfigurationError: more than one of them is given, or the assistant's settings are wrong.
     """
     lookup = config.prompt_lookup_num_tokens
     given = {"draft": draft, "assistant_model": assistant, "prompt_lookup_num_tokens": lookup}
@@ -149,10 +146,6 @@ def read_prompts(
 
     Returns:
         For each row what opens a slot with all but the last token of its prompt.
-
-    Raises:
-        InvalidRequestError: a prompt ends with a token of an image.
-        UnsupportedModelError: text cannot go on from the keys and values that the model stores.
     """
     assert isinstance(target, (HFModel, CachedModel)), "a borrowed model is one of transformers"
     _refuse_image_at_end(target, input_ids)
@@ -221,9 +214,6 @@ def sources_of(model: Any, input_ids: Tensor, inputs: Mapping[str, Any], *, max_
         inputs: what generate would hand to the model's forward.
         max_length: tokens of a row at most.
         context: positions that the decoder knows.
-
-    Raises:
-        InvalidRequestError: names the input that cannot be honoured.
     """
     strange = sorted(name for name, value in inputs.items() if name not in _KNOWN and value is not None)
     if strange:
@@ -256,11 +246,7 @@ def sources_of(model: Any, input_ids: Tensor, inputs: Mapping[str, Any], *, max_
 
 
 def refuse_models(model: Any, drafting: Drafting, *, assistant: Any) -> None:
-    """Raise for a draft model, which would need the input of the encoder.
-
-    Raises:
-        ConfigurationError: names the model.
-    """
+    """Raise for a draft model, which would need the input of the encoder."""
     if assistant is not None or drafting.draft.partition(":")[0] == "model":
         raise ConfigurationError(
             f"{type(model).__name__} is an encoder-decoder, and transformers passes the output of its encoder only, "

@@ -65,9 +65,6 @@ def refuse_unbound(model: Any) -> None:
 
     Args:
         model: the model whose `generate` calls.
-
-    Raises:
-        ConfigurationError: names the argument and how to bind it.
     """
     code = inspect.unwrap(GenerationMixin.generate).__code__
     frame = sys._getframe(1)
@@ -82,11 +79,7 @@ def refuse_unbound(model: Any) -> None:
 
 
 def refuse_sync(model: Any, *, asked: bool) -> None:
-    """Raise for `synced_gpus=True`, and for sharded weights, where transformers sets it.
-
-    Raises:
-        ConfigurationError: always names `synced_gpus`.
-    """
+    """Raise for `synced_gpus=True`, and for sharded weights, where transformers sets it."""
     several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     if asked or (several and (is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model))):
         raise ConfigurationError(
@@ -96,11 +89,7 @@ def refuse_sync(model: Any, *, asked: bool) -> None:
 
 
 def refuse_model(model: Any) -> None:
-    """Raise where the model is in a state in which its text cannot be the one that generate writes.
-
-    Raises:
-        ConfigurationError: a model in training mode.
-    """
+    """Raise where the model is in a state in which its text cannot be the one that generate writes."""
     kind = type(model).__name__
     if model.training:
         raise ConfigurationError(
@@ -114,9 +103,6 @@ def refuse_config(config: Any, *, without_cache: bool = False) -> None:
     Args:
         config: complete.
         without_cache: whether the model's own settings say `use_cache=False`, as those of MPT do; the text is the same.
-
-    Raises:
-        ConfigurationError: names the setting.
     """
     mode = str(config.get_generation_mode().value)
     if mode not in ("greedy_search", "sample", "assisted_generation", "beam_search", "beam_sample"):
@@ -146,9 +132,6 @@ def refuse_lookbehind(config: Any, where: str) -> None:
     Args:
         config: a generation config.
         where: names it.
-
-    Raises:
-        ConfigurationError: names the setting.
     """
     defaults = type(config)._get_default_generation_params()
     for name in ("target_lookbehind", "assistant_lookbehind"):
@@ -168,9 +151,6 @@ def refuse_inputs(input_ids: Tensor, inputs: Mapping[str, Any], *, max_length: i
         inputs: what generate would hand to the model's forward.
         max_length: tokens of a row at most, padding, prompt and output.
         context: positions that the model knows.
-
-    Raises:
-        InvalidRequestError: names the input.
     """
     _refuse_strange(inputs)
     refuse_cache(inputs)
@@ -191,11 +171,7 @@ def refuse_inputs(input_ids: Tensor, inputs: Mapping[str, Any], *, max_length: i
 
 
 def refuse_cache(inputs: Mapping[str, Any]) -> None:
-    """Raise if the call passes a cache of its own; an empty one that `generate` created is ignored.
-
-    Raises:
-        InvalidRequestError: names the argument.
-    """
+    """Raise if the call passes a cache of its own; an empty one that `generate` created is ignored."""
     for name in CACHE_NAMES:
         cache = inputs.get(name)
         if getattr(cache, "_is_user_defined", False) or (cache is not None and cache.get_seq_length() > 0):
@@ -235,11 +211,7 @@ def _refuse_strange(inputs: Mapping[str, Any]) -> None:
 
 
 def num_pads(input_ids: Tensor, mask: Tensor | None) -> list[int]:
-    """How many tokens of padding each row begins with.
-
-    Raises:
-        InvalidRequestError: the mask hides other tokens than the first ones of a row.
-    """
+    """How many tokens of padding each row begins with."""
     if mask is None:
         return [0] * input_ids.shape[0]
     seen = mask != 0

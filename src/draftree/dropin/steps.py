@@ -55,9 +55,6 @@ def scoped(processors: Any, scope: str, prompt_length: int) -> Any:
         processors: those of transformers and those of the call.
         scope: "all" or "generated".
         prompt_length: columns of the prompts, padding included.
-
-    Raises:
-        ConfigurationError: another scope, or "generated" without n-gram blocking.
     """
     if scope not in NGRAM_SCOPES:
         raise ConfigurationError(f"ngram_scope={scope!r} is unknown: give 'all' or 'generated'")

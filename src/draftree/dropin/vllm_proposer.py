@@ -57,9 +57,6 @@ class Proposer:
 
     Args:
         vllm_config: vLLM's `VllmConfig`.
-
-    Raises:
-        ConfigurationError: an unknown drafter, or one that runs a model.
     """
 
     DRAFT: ClassVar[str | None] = None

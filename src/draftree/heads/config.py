@@ -73,9 +73,6 @@ class HeadConfig:
             mutated.
         target_name: name or path of the target, for messages and exports; empty if unknown.
         target_architecture: class of the target in transformers, for exports; empty if unknown.
-
-    Raises:
-        ConfigurationError: a value is out of range, or values contradict each other.
     """
 
     kind: str

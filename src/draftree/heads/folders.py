@@ -132,11 +132,6 @@ def read_head(folder: str | os.PathLike[str], *, dtype: torch.dtype | None = Non
     """Return the head of a folder (for MTP that of the target), not yet bound to a target.
 
     Weights have the widest dtype of the file by default.
-
-    Raises:
-        ModelNotFoundError: there is no such folder, or a file is missing.
-        ModelLoadError: a file is damaged, or tensors are missing, unexpected or of another shape.
-        UnsupportedModelError: heads of this kind cannot be run.
     """
     with _opened(folder) as held:
         layout = layout_of(held)

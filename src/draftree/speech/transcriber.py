@@ -81,9 +81,6 @@ def samples_or_features(
         extractor: returns the feature extractor of transformers; called for samples only.
         is_long: whether there may be more frames than the model reads at once. Then there are as many frames as the
             samples fill; otherwise there are as many as the model reads.
-
-    Raises:
-        InvalidRequestError: audio of another shape, or too long.
     """
     values = np.asarray(audio, dtype=np.float32)
     if values.ndim == 2:
@@ -154,11 +151,7 @@ class Transcriber:
 
     @property
     def target(self) -> EncoderDecoder:
-        """The model.
-
-        Raises:
-            ConfigurationError: it reads tokens.
-        """
+        """The model."""
         target = self.engine.parts.target
         if not isinstance(target, EncoderDecoder) or target.feature_shape is None:
             raise ConfigurationError("transcribe is for models that read features of sound: use generate")
@@ -171,11 +164,7 @@ class Transcriber:
 
     @property
     def sampling_rate(self) -> int:
-        """Samples per second that the model reads.
-
-        Raises:
-            ConfigurationError: the model's folder has no feature extractor.
-        """
+        """Samples per second that the model reads."""
         return int(self._feature_extractor().sampling_rate)
 
     @property
@@ -195,23 +184,13 @@ class Transcriber:
         return len(size) == 1 and size[0] > self.longest * self.sampling_rate
 
     def features(self, audio: Any) -> np.ndarray:
-        """Return features of samples or features of any length, shape (channels, frames).
-
-        Raises:
-            ConfigurationError: as for `source`.
-            InvalidRequestError: audio of another shape.
-        """
+        """Return features of samples or features of any length, shape (channels, frames)."""
         shape = self.target.feature_shape
         assert shape is not None, "the model reads features"
         return samples_or_features(audio, shape, self._feature_extractor, is_long=True)
 
     def source(self, audio: Any) -> FeatureSource:
-        """Return the source of samples or features.
-
-        Raises:
-            ConfigurationError: samples are given, and the model's folder has no feature extractor.
-            InvalidRequestError: audio of another shape, or too long.
-        """
+        """Return the source of samples or features."""
         shape = self.target.feature_shape
         assert shape is not None, "the model reads features"
         return FeatureSource(samples_or_features(audio, shape, self._feature_extractor))
@@ -263,9 +242,6 @@ class Transcriber:
             speech: how audio is transcribed.
             detected: result of `detect`, if `needs_language`.
             earlier: tokens of the text before the audio, in place of the prompt of `speech`; None for that.
-
-        Raises:
-            InvalidRequestError: an unknown language or task, or a setting for which the model has no token.
         """
         rules = self.rules
         if rules is None:
@@ -320,11 +296,7 @@ class Transcriber:
         return [rules.previous, *ids[-(self.target.max_length // 2 - 1) :]]
 
     def segments(self, tokens: Sequence[int], *, seconds: float | None = None) -> list[Segment]:
-        """Return the parts of a text; arguments as for `LLM.segments`.
-
-        Raises:
-            InvalidRequestError: the model has no tokens of timestamps.
-        """
+        """Return the parts of a text; arguments as for `LLM.segments`."""
         if self.rules is None or self.rules.timestamps is None:
             raise _no_timestamps()
         step = self.longest / self.target.max_source_length

@@ -55,9 +55,6 @@ class LongSpeech:
         speech: how it is transcribed; timestamps are always written.
         detected: the model's detection on the first window, if the language is to be detected.
         conditioned: whether the model is given the text of the windows before.
-
-    Raises:
-        InvalidRequestError: the model has no timestamps; or it has no token for earlier text, and `conditioned` is set.
     """
 
     def __init__(
@@ -121,9 +118,6 @@ class LongSpeech:
             given: those of the request. The limit of tokens holds for each window, as far as the context allows. Each
                 window draws with a seed of its own.
             start: its decoder's prompt.
-
-        Raises:
-            InvalidRequestError: several texts are requested.
         """
         if given.n != 1:
             raise InvalidRequestError(f"n={given.n}: long audio has one text; set n to 1", param="n")

@@ -60,9 +60,6 @@ class TextTrainee(ABC):
         settings: settings of the run.
         category: category of a prompt, given its number; empty for none.
         token_weights: weights of predictions; None for equal ones.
-
-    Raises:
-        TrainingError: no text of training has an answer.
     """
 
     def __init__(
@@ -95,9 +92,6 @@ class TextTrainee(ABC):
 
         Args:
             data: the data of the run.
-
-        Raises:
-            TrainingError: a file is damaged.
         """
         for folder in data.folders:
             path = folder.path / DISTRIBUTIONS / f"{self._digest(folder)}.safetensors"

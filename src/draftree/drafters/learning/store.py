@@ -153,11 +153,7 @@ class Learner(ABC):
 
     @abstractmethod
     def restore(self, state: LearnedState) -> None:
-        """Replace what is learned.
-
-        Raises:
-            DamagedStateError: the state cannot be used; nothing has changed.
-        """
+        """Replace what is learned; raises DamagedStateError, with nothing changed, for a state that cannot be used."""
 
     @abstractmethod
     def forget(self) -> None:

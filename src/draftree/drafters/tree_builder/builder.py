@@ -21,7 +21,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,8 +32,8 @@ from draftree.core.noise import Noise
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import MAX_NODES, Budget, Verdict
 from draftree.drafters.base import Drafter, DraftTraits, Observation, SequenceView
+from draftree.drafters.tree_builder.corrected_logits import LogitCorrector, Stepped
 from draftree.heads.calibration import Calibration, with_confidence
-from draftree.models.memory import NOTHING, Footprint
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.logits import Logits, argmax, leading, log_total
 from draftree.sampling.tree_search import FoundTree, TreeSearch, TreeWidths
@@ -123,14 +123,6 @@ def _numbers(text: str, parts: list[str], count: int | None) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-class Stepped(Protocol):
-    """State of a sequence in a stepper."""
-
-    view: SequenceView
-    fed: dict[int, int]
-    """Nodes of the last tree that the model has read: tree index to the index of a parent in `feed`."""
-
-
 StateT = TypeVar("StateT", bound=Stepped)
 
 
@@ -141,6 +133,8 @@ class Stepper(ABC, Generic[StateT]):
     """Maximum number of tokens of a text that it keeps, tree included."""
     max_depth: int
     """Number of levels that always fit."""
+    answered: Tensor | None = None
+    """States from which the last logits were computed, shape (rows, hidden), of steppers whose logits are corrected."""
 
     @abstractmethod
     def reserve(self, num_sequences: int, length: int) -> None:
@@ -239,21 +233,6 @@ class Stepper(ABC, Generic[StateT]):
         """
 
 
-class AnsweringStepper(Stepper[StateT]):
-    """Stepper that keeps the states from which logits were computed, so that corrections can be learned."""
-
-    answered: Tensor | None = None
-    """States of the rows of the last logits, shape (rows, hidden); None before the first logits."""
-
-    @property
-    def footprint(self) -> Footprint:
-        """Memory of its own in bytes."""
-        return NOTHING
-
-    def learn(self, states: Sequence[StateT], hidden: Sequence[Tensor | None]) -> None:
-        """Note the target's hidden states, shape (rows, layers, hidden) for each sequence; None for none."""
-
-
 @dataclass(slots=True)
 class GrowingTree:
     """Growing tree of one sequence. Scores are cumulative log-probabilities, the drafter's estimate of survival."""
@@ -313,6 +292,7 @@ class TreeBuilder:
         draw: how children are drawn, one of the shape's draws.
         shares_noise: whether to rank with the request's noise; otherwise with a stream of the round.
         place: index of the drafter among merged ones, whose draws must be independent.
+        corrector: corrects logits of the stepper, and learns from verified tokens; None to leave them as they are.
         calibration: map from scores under the request's noise to probabilities, which are not used for other draws;
             None for the stepper's own estimates, or for the scores as they are if it has none.
     """
@@ -325,6 +305,7 @@ class TreeBuilder:
         draw: Draw,
         shares_noise: bool,
         place: int = 0,
+        corrector: LogitCorrector | None = None,
         calibration: Calibration | None = None,
         sharpness: float = 1.0,
     ) -> None:
@@ -333,6 +314,7 @@ class TreeBuilder:
         self._draw = draw
         self._salts = (place,) if place else ()
         self._shares_noise = shares_noise and draw is Draw.FREE
+        self._corrector = corrector
         self._calibration, self._sharpness = calibration, sharpness
 
     def reserve(self, num_sequences: int, length: int) -> None:
@@ -342,7 +324,10 @@ class TreeBuilder:
 
     def observe(self, states: Sequence[Stepped], verdicts: Sequence[Verdict]) -> None:
         """Keep the accepted nodes of those that were read."""
-        self.stepper.keep(states, [verdict.path for verdict in verdicts])
+        paths = [verdict.path for verdict in verdicts]
+        if self._corrector is not None:
+            self._corrector.learn(states, paths)
+        self.stepper.keep(states, paths)
 
     def grow(self, states: Sequence[Stepped], budgets: Sequence[Budget]) -> list[TokenTree]:
         """Return a tree for every sequence, within its budget and the shape."""
@@ -378,7 +363,7 @@ class TreeBuilder:
         """Return whether the stepper grows all levels itself: children are chosen by temperature and noise only."""
         if self._draw is not Draw.FREE or max(self._shape.widths) > self.stepper.most_children:
             return False
-        if self._shape.num_extended is not None:
+        if self._shape.num_extended is not None or self._corrector is not None:
             return False
         if not self._is_mapped and self._asks_confidence(active):
             return False
@@ -406,17 +391,25 @@ class TreeBuilder:
 
     def _feed(self, active: Sequence[GrowingTree], level: int) -> Logits:
         """Run a pass over all frontiers; the first one also reads the unread tokens of the texts."""
+        states = [g.state for g in active]
         if level == 0:
-            return self.stepper.catch_up([g.state for g in active], [g.budget.depth for g in active])
+            logits = self.stepper.catch_up(states, [g.budget.depth for g in active])
+            if self._corrector is not None:
+                assert self.stepper.answered is not None, "logits have states"
+                self._corrector.begin(states, logits, self.stepper.answered)
+            return logits
         parents = []
         for g in active:
             fed = g.state.fed
             parents.append([fed[g.parents[n]] if g.parents[n] != ROOT else ROOT for n in g.frontier])
             for node in g.frontier:
                 fed[node] = len(fed)
-        return self.stepper.feed(
-            [g.state for g in active], [[g.tokens[n] for n in g.frontier] for g in active], parents
-        )
+        tokens = [[g.tokens[n] for n in g.frontier] for g in active]
+        logits = self.stepper.feed(states, tokens, parents)
+        if self._corrector is not None:
+            assert self.stepper.answered is not None, "logits have states"
+            self._corrector.note(states, tokens, logits, self.stepper.answered)
+        return logits
 
     def _choose(self, active: Sequence[GrowingTree], logits: Logits, width: int) -> None:
         """Add children of every frontier node; rows of logits are in the order of the frontiers."""

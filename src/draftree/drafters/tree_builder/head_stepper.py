@@ -22,7 +22,7 @@ from torch import Tensor
 
 from draftree.core.tensors import rows_of
 from draftree.drafters.base import SequenceView
-from draftree.drafters.tree_builder.builder import AnsweringStepper
+from draftree.drafters.tree_builder.builder import Stepper
 from draftree.drafters.tree_builder.model_stepper import IDLE_ROUNDS, PREFILL_ROWS
 from draftree.heads.passes import HeadDecoder, HeadPasses, RowJob
 from draftree.models.kv.slots import KVSlot
@@ -136,7 +136,7 @@ class HeadedSequence:
 
 
 @final
-class HeadStepper(AnsweringStepper[HeadedSequence]):
+class HeadStepper(Stepper[HeadedSequence]):
     """Stepper for a head that drafts level by level."""
 
     def __init__(self, passes: HeadPasses) -> None:

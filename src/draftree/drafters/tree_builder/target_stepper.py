@@ -12,7 +12,7 @@ from typing import final
 
 from draftree.core.tree import ROOT
 from draftree.drafters.base import SequenceView
-from draftree.drafters.tree_builder.builder import AnsweringStepper
+from draftree.drafters.tree_builder.builder import Stepper
 from draftree.models.base import ALL_LAYERS, Extend, LanguageModel, LayerSubset, Pass, Slot, Truncate
 from draftree.sampling.logits import Logits
 
@@ -33,7 +33,7 @@ class PartialSequence:
 
 
 @final
-class PartialStepper(AnsweringStepper[PartialSequence]):
+class PartialStepper(Stepper[PartialSequence]):
     """Stepper that runs a subset of the target's layers.
 
     Args:

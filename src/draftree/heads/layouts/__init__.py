@@ -292,23 +292,10 @@ class Layout(Protocol):
     NAME: str
 
     def recognise(self, folder: HeadFolder) -> bool:
-        """Return whether the folder has this layout.
-
-        Raises:
-            ModelError: a file is missing or damaged.
-        """
+        """Return whether the folder has this layout."""
 
     def configure(self, folder: HeadFolder) -> HeadConfig:
-        """Return the configuration, from `config.json` and the names and shapes of tensors.
-
-        Raises:
-            ModelLoadError: values are missing or not supported.
-            ConfigurationError: values contradict each other.
-        """
+        """Return the configuration, from `config.json` and the names and shapes of tensors."""
 
     def tensors(self, folder: HeadFolder) -> dict[str, Tensor]:
-        """Return the tensors by our names, with the maps of the draft vocabulary.
-
-        Raises:
-            ModelLoadError: a file is damaged, or tensors are missing.
-        """
+        """Return the tensors by our names, with the maps of the draft vocabulary."""

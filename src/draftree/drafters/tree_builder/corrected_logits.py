@@ -1,4 +1,4 @@
-"""Stepper of a head whose logits of the first level are corrected by what was learned from verified tokens.
+"""Logits of the first level of trees, corrected by what was learned from verified tokens.
 
 Logits are corrected before children are chosen, so that draft distributions are those that the children were drawn
 from. Corrections change after verification only. The first level is ranked without and with the correction, and the
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import Protocol, final
 
 import torch
 from torch import Tensor
@@ -17,9 +17,7 @@ from torch import Tensor
 from draftree.core.host import single_threaded
 from draftree.drafters.base import SequenceView
 from draftree.drafters.learning.corrections import HeadCorrections
-from draftree.drafters.tree_builder.builder import AnsweringStepper, StateT, Stepper
 from draftree.heads.vocabulary import DraftVocabulary
-from draftree.models.memory import Footprint
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.logits import Logits
 
@@ -27,23 +25,29 @@ COMPARED_EVERY = 2
 """Drafts that are learned from, of which one is compared: a comparison costs two searches."""
 
 
+class Stepped(Protocol):
+    """State of a sequence in a stepper."""
+
+    view: SequenceView
+    fed: dict[int, int]
+    """Nodes of the last tree that the model has read: tree index to the index of a parent in `feed`."""
+
+
 @dataclass(slots=True)
 class _Drafted:
-    """Rows of the last tree of a sequence: the root's, then those of fed nodes.
+    """Rows of the last tree of a sequence: the root's, then those of fed nodes."""
 
-    Attributes:
-        name: name of the correction.
-        start: number of written tokens before the tree.
-        firsts: first choices of the root's row without and with the correction; None if they are not compared.
-        logits: logits without the correction, shape (rows, tokens) each.
-        states: states, shape (rows, hidden) each.
-    """
-
+    state: Stepped
     name: str
+    """Name of the correction."""
     start: int
+    """Number of written tokens before the tree."""
     firsts: tuple[int, int] | None = None
+    """First choices of the root's row without and with the correction; None if they are not compared."""
     logits: list[Tensor] = field(default_factory=list)
+    """Without the correction, shape (rows, tokens) each."""
     states: list[Tensor] = field(default_factory=list)
+    """Shape (rows, hidden) each."""
 
     def row(self, row: int) -> tuple[Tensor, Tensor]:
         """Return the logits and the state of a row, shape (1, tokens) and (1, hidden)."""
@@ -71,92 +75,50 @@ class _Batch:
 
 
 @final
-class LearningStepper(Stepper[StateT]):
-    """Stepper with corrected logits.
+class LogitCorrector:
+    """Corrects the logits of a head, or of the first layers of the target, and learns from verified tokens."""
 
-    Args:
-        stepper: of a head, or of the first layers of the target.
-    """
-
-    def __init__(
-        self, stepper: AnsweringStepper[StateT], corrections: HeadCorrections, vocabulary: DraftVocabulary
-    ) -> None:
-        self._stepper = stepper
+    def __init__(self, corrections: HeadCorrections, vocabulary: DraftVocabulary) -> None:
         self._corrections = corrections
         self._pace = corrections.pace
         self._places = vocabulary.places(torch.arange(vocabulary.vocab_size))
         self._drafted: dict[int, _Drafted] = {}
+        """Rows by the id of the sequence's state."""
         self._learns = False
         self._num_noted = 0
-        self.max_length, self.max_depth = stepper.max_length, stepper.max_depth
 
-    @property
-    def footprint(self) -> Footprint:
-        """Memory of the head in bytes."""
-        return self._stepper.footprint
+    def begin(self, states: Sequence[Stepped], logits: Logits, answered: Tensor) -> None:
+        """Correct the logits after texts, in place.
 
-    def reserve(self, num_sequences: int, length: int) -> None:
-        self._stepper.reserve(num_sequences, length)
-
-    def open(self, view: SequenceView) -> StateT:
-        return self._stepper.open(view)
-
-    def close(self, state: StateT) -> None:
-        self._drafted.pop(id(state), None)
-        self._stepper.close(state)
-
-    def fork(self, state: StateT, view: SequenceView) -> StateT:
-        return self._stepper.fork(state, view)
-
-    def detach(self, state: StateT) -> StateT | None:
-        self._drafted.pop(id(state), None)
-        return self._stepper.detach(state)
-
-    def attach(self, state: StateT, view: SequenceView) -> StateT:
-        return self._stepper.attach(state, view)
-
-    def check_integrity(self, states: Sequence[StateT]) -> None:
-        self._stepper.check_integrity(states)
-        assert self._drafted.keys() <= {id(state) for state in states}, "rows belong to open sequences"
-
-    def learn(self, states: Sequence[StateT], hidden: Sequence[Tensor | None]) -> None:
-        """Note the target's hidden states."""
-        self._stepper.learn(states, hidden)
-
-    def read(self, states: Sequence[StateT], counts: Sequence[int]) -> None:
-        self._stepper.read(states, counts)
-
-    def is_ready(self, state: StateT) -> bool:
-        return self._stepper.is_ready(state)
-
-    def catch_up(self, states: Sequence[StateT], ahead: Sequence[int]) -> Logits:
+        Args:
+            states: the sequences.
+            logits: one row per sequence.
+            answered: states from which the logits were computed, shape (rows, hidden).
+        """
         self._learns = self._pace.allows()
-        logits = self._stepper.catch_up(states, ahead)
         start = self._pace.clock()
         names = [self._corrections.named(state.view.owner) for state in states]
         self._drafted.clear()
         if self._learns:
-            self._note(states, names, logits)
+            self._note(states, names, logits, answered)
         else:
-            self._correct(names, logits)
+            self._correct(names, logits, answered)
         self._pace.spend(start)
-        return logits
 
-    def _note(self, states: Sequence[StateT], names: Sequence[str | None], logits: Logits) -> None:
+    def _note(self, states: Sequence[Stepped], names: Sequence[str | None], logits: Logits, answered: Tensor) -> None:
         """Note the rows of the roots, and correct them."""
-        answered = self._stepper.answered
-        assert answered is not None, "logits have states"
         with logits.computing():
             unchanged = logits.columns().clone()
         self._num_noted += 1
         if self._num_noted % COMPARED_EVERY:
             firsts = None
-            self._correct(names, logits)
+            self._correct(names, logits, answered)
         else:
-            firsts = self._compare(states, names, logits, unchanged)
+            firsts = self._compare(states, names, logits, unchanged, answered)
         for row, (state, name) in enumerate(zip(states, names, strict=True)):
             if name is not None:
                 self._drafted[id(state)] = _Drafted(
+                    state,
                     name,
                     len(state.view.history),
                     None if firsts is None else firsts[row],
@@ -165,7 +127,12 @@ class LearningStepper(Stepper[StateT]):
                 )
 
     def _compare(
-        self, states: Sequence[StateT], names: Sequence[str | None], logits: Logits, unchanged: Tensor
+        self,
+        states: Sequence[Stepped],
+        names: Sequence[str | None],
+        logits: Logits,
+        unchanged: Tensor,
+        answered: Tensor,
     ) -> list[tuple[int, int]]:
         """Return the first choices without and with the corrections, and correct the rows of those that are used."""
         with logits.computing():
@@ -173,7 +140,7 @@ class LearningStepper(Stepper[StateT]):
             base = _first_choices(states, logits)
             for name, _ in _by_name(names):
                 self._corrections.open(name)
-            self._correct(names, logits, all_of_them=True)
+            self._correct(names, logits, answered, all_of_them=True)
             learned = _first_choices(states, logits)
             for name, rows in _by_name(names):
                 if self._corrections.open(name).comparison.is_better:
@@ -184,7 +151,9 @@ class LearningStepper(Stepper[StateT]):
                     columns[rows] = unchanged[rows]
         return list(zip(base, learned, strict=True))
 
-    def _correct(self, names: Sequence[str | None], logits: Logits, *, all_of_them: bool = False) -> None:
+    def _correct(
+        self, names: Sequence[str | None], logits: Logits, answered: Tensor, *, all_of_them: bool = False
+    ) -> None:
         """Correct rows in place, those whose correction is used or all."""
         chosen = []
         for name, rows in _by_name(names):
@@ -193,8 +162,6 @@ class LearningStepper(Stepper[StateT]):
                 chosen.append((found, rows))
         if not chosen:
             return
-        answered = self._stepper.answered
-        assert answered is not None, "logits have states"
         with logits.computing():
             columns = logits.columns()
             for correction, rows in chosen:
@@ -205,34 +172,32 @@ class LearningStepper(Stepper[StateT]):
                 correction.apply(part, answered[rows])
                 columns[rows] = part
 
-    def feed(
-        self, states: Sequence[StateT], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
-    ) -> Logits:
-        logits = self._stepper.feed(states, tokens, parents)
+    def note(
+        self, states: Sequence[Stepped], tokens: Sequence[Sequence[int]], logits: Logits, answered: Tensor
+    ) -> None:
+        """Note the rows of fed nodes."""
+        if not self._learns:
+            return
         start = self._pace.clock()
-        if self._learns:
-            answered = self._stepper.answered
-            assert answered is not None, "logits have states"
-            with logits.computing():
-                unchanged, first = logits.columns().clone(), 0
-            for state, row in zip(states, tokens, strict=True):
-                found, end = self._drafted.get(id(state)), first + len(row)
-                if found is not None:
-                    found.logits.append(unchanged[first:end])
-                    found.states.append(answered[first:end].clone())
-                first = end
+        with logits.computing():
+            unchanged, first = logits.columns().clone(), 0
+        for state, row in zip(states, tokens, strict=True):
+            drafted, end = self._drafted.get(id(state)), first + len(row)
+            if drafted is not None:
+                drafted.logits.append(unchanged[first:end])
+                drafted.states.append(answered[first:end].clone())
+            first = end
         self._pace.spend(start)
-        return logits
 
-    def keep(self, states: Sequence[StateT], paths: Sequence[Sequence[int]]) -> None:
+    def learn(self, states: Sequence[Stepped], paths: Sequence[Sequence[int]]) -> None:
+        """Learn from the tokens after the visited rows; `paths` are the accepted nodes."""
         if self._drafted:
             start = self._pace.clock()
             self._learn_from(states, paths)
             self._pace.spend(start)
-        self._stepper.keep(states, paths)
 
     @torch.inference_mode()
-    def _learn_from(self, states: Sequence[StateT], paths: Sequence[Sequence[int]]) -> None:
+    def _learn_from(self, states: Sequence[Stepped], paths: Sequence[Sequence[int]]) -> None:
         batches: dict[str, _Batch] = {}
         for state, path in zip(states, paths, strict=True):
             found = self._drafted.pop(id(state), None)
@@ -272,7 +237,7 @@ def _by_name(names: Sequence[str | None]) -> list[tuple[str, list[int]]]:
     return list(found.items())
 
 
-def _first_choices(states: Sequence[StateT], logits: Logits) -> list[int]:
+def _first_choices(states: Sequence[Stepped], logits: Logits) -> list[int]:
     """Return the first choice of every root under the noise of its request."""
     rows = [DistributionRows(state.view.history, state.view.controls, [()]) for state in states]
     with Distributions(logits, rows) as distributions:
