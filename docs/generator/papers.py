@@ -163,8 +163,7 @@ def sections(files: dict[str, list[str]]) -> Iterator[str]:
                 rows.append(
                     (
                         f"[{number}](https://arxiv.org/abs/{number})",
-                        paper.name,
-                        paper.authors,
+                        f"{paper.name} ({paper.authors})" if paper.authors else paper.name,
                         paper.taken,
                         listed(names),
                     )
@@ -172,7 +171,7 @@ def sections(files: dict[str, list[str]]) -> Iterator[str]:
                 del left[number]
         if rows:
             yield f"## {title}"
-            yield table(("arXiv", "paper", "authors", "what is taken", "files"), rows)
+            yield table(("arXiv", "paper", "what is taken", "files"), rows)
 
 
 def belongs(names: list[str], folders: tuple[str, ...]) -> bool:
