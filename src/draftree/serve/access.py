@@ -46,13 +46,7 @@ class KeyRing:
     def load(
         cls, path: str | None, models: Sequence[ModelChoice], *, variables: Mapping[str, str] = os.environ
     ) -> KeyRing:
-        """Read the keys of a file and of the environment.
-
-        Args:
-            path: the file; None for none.
-            models: the served models; lists of models name them, or their aliases.
-            variables: the environment.
-        """
+        """Read the keys of a file, None for none, and of the environment; lists of models may have aliases."""
         lines = [] if path is None else [(f"{path}, line {n}", line) for n, line in enumerate(_lines(path), 1)]
         if path is not None and not any(_is_content(line) for _, line in lines):
             raise ConfigurationError(f"the file of API keys '{path}' has no key: write one per line")
@@ -70,11 +64,9 @@ class KeyRing:
 
     @property
     def names(self) -> list[str]:
-        """Names of the keys."""
         return [key.name for _, key in self._keys] or [ANONYMOUS.name]
 
     def authenticate(self, authorization: str | None) -> ApiKey:
-        """Return the key of an `Authorization` header."""
         if not self._keys:
             return ANONYMOUS
         if authorization is None:
@@ -147,14 +139,11 @@ HEADERS = {
 
 
 class Authentication:
-    """ASGI middleware that requires an API key, if there are any."""
-
     def __init__(self, app: ASGIApp, *, keys: KeyRing) -> None:
         self._app = app
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Process one request."""
         if scope["type"] == "http" and not is_public(scope["path"]):
             headers = dict(reversed(scope["headers"]))
             given = headers.get(b"authorization")
@@ -169,7 +158,6 @@ class Authentication:
 
 
 def is_public(path: str) -> bool:
-    """Return whether a path is served without a key."""
     return path in PUBLIC_PATHS or path.startswith(PUBLIC_FOLDER)
 
 
@@ -179,11 +167,6 @@ class HostCheck:
     A site can let its own name point to 127.0.0.1 (DNS rebinding): for the browser its page and the server then have
     one origin, but `Host` is the site's name. Pages need no such trick for WebSockets and some forms, but browsers name
     their origin.
-
-    Args:
-        app: the application.
-        hosts: allowed names besides those of this machine; "*" allows all.
-        origins: allowed origins besides those of allowed hosts; "*" allows all.
     """
 
     def __init__(self, app: ASGIApp, *, hosts: Collection[str], origins: Collection[str]) -> None:
@@ -191,7 +174,6 @@ class HostCheck:
         self._hosts, self._origins = frozenset(map(str.lower, hosts)), frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Process one request."""
         if scope["type"] in ("http", "websocket"):
             given = {name: value.decode("latin-1") for name, value in scope["headers"]}
             host = given.get(b"host", "")
@@ -229,8 +211,6 @@ class SecurityHeaders:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Process one request."""
-
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 own = {name.lower() for name, _ in message.get("headers", ())}

@@ -50,23 +50,15 @@ BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 
 class GuardedApp(FastAPI):
-    """An application in which every request passes the log, the limits and the authentication first."""
-
     def build_middleware_stack(self) -> ASGIApp:
-        """Return the application with all middleware, errors of the server included."""
         return guarded(super().build_middleware_stack(), self.state.server)
 
 
 def create_app(
     settings: ServerSettings, pool: ModelPool, *, keys: KeyRing | None = None, verify: VerifySettings | None = None
 ) -> FastAPI:
-    """Return the application of a server.
-
-    Args:
-        settings: of the server.
-        pool: the served models; closed when the application ends.
-        keys: API keys; None reads those of the settings and the environment.
-        verify: settings for devices that draft; None verifies no drafts of clients.
+    """Return the application of a server, which closes the pool at its end; None for the keys of settings and
+    environment.
     """
     ring = KeyRing.load(settings.api_key_file, settings.models) if keys is None else keys
     server = Server(settings, pool, keys=ring)
@@ -117,7 +109,6 @@ def _describe_truly(app: FastAPI) -> None:
 
 
 def _with_whole_bounds(node: Any) -> Any:
-    """Return a copy of a part of the description in which bounds of integers are integers."""
     if isinstance(node, list):
         return [_with_whole_bounds(item) for item in node]
     if not isinstance(node, dict):

@@ -37,10 +37,6 @@ class Resampler:
     Each output sample is the sum of the input samples around its place, weighted by a kernel whose phase is the place's
     distance from the input sample before it. Kernels of `PHASES` phases are tabulated, and interpolated between them,
     with an error below 1e-6 of the amplitude; ratios of few phases have kernels of exactly these.
-
-    Args:
-        rate: samples per second.
-        wanted: samples per second of the result.
     """
 
     def __init__(self, rate: int, wanted: int) -> None:
@@ -61,7 +57,6 @@ class Resampler:
         return self._written(self._first + len(self._inputs) - self._half - 1)
 
     def finish(self) -> np.ndarray:
-        """Return the last samples of the result."""
         num_inputs = self._first + len(self._inputs)
         self._inputs = np.concatenate([self._inputs, np.zeros(self._half + 1, np.float32)])
         return self._written(num_inputs)
@@ -119,7 +114,6 @@ class WavFormatError(Exception):
 
 
 def is_wav(data: bytes) -> bool:
-    """Return whether data begins as a WAV file."""
     return data[:4] == b"RIFF" and data[8:12] == b"WAVE"
 
 
@@ -129,13 +123,6 @@ class WavFile:
 
     Python's `wave` reads neither floating-point samples nor, before Python 3.12, the extensible header, and takes sizes
     at their word: programs that write to a pipe leave them at 0 or at their maximum.
-
-    Attributes:
-        rate: samples per second.
-        channels: number of channels.
-        is_float: whether samples are floating-point numbers.
-        width: bytes of a sample.
-        samples: the bytes of all samples.
     """
 
     rate: int
@@ -146,7 +133,6 @@ class WavFile:
 
     @classmethod
     def read(cls, data: bytes) -> WavFile:
-        """Read the headers of a file."""
         form: tuple[int, int, int, int] | None = None
         (riff_size,) = struct.unpack_from("<I", data, 4)
         place = 12
@@ -179,7 +165,6 @@ class WavFile:
 
     @property
     def num_frames(self) -> int:
-        """Number of samples of each channel."""
         return len(self.samples) // (self.width * self.channels)
 
     def blocks(self, size: int) -> Iterator[np.ndarray]:
@@ -219,13 +204,7 @@ BLOCK = 2**18
 
 
 def read_sound(data: bytes, rate: int, *, max_seconds: float = math.inf) -> np.ndarray:
-    """Return the samples of a sound file, the mean of its channels, float32 of shape (samples,).
-
-    Args:
-        data: the file.
-        rate: samples per second that are wanted.
-        max_seconds: longest sound.
-    """
+    """Return the mean of a sound file's channels at a rate, float32 of shape (samples,)."""
     if not data:
         raise _refusal("is empty: send a sound file")
     blocks = _blocks(data)
@@ -292,7 +271,6 @@ def _refusal(reason: str) -> InvalidRequestError:
 
 
 def srt(segments: Sequence[Segment]) -> str:
-    """Return segments as SubRip subtitles."""
     parts = [
         f"{number}\n{_time(one.start, ',')} --> {_time(one.end, ',')}\n{one.text.strip()}\n\n"
         for number, one in enumerate(segments, 1)
@@ -301,7 +279,6 @@ def srt(segments: Sequence[Segment]) -> str:
 
 
 def vtt(segments: Sequence[Segment]) -> str:
-    """Return segments as WebVTT subtitles."""
     # an arrow would end the text of a subtitle
     parts = [
         f"{_time(one.start, '.')} --> {_time(one.end, '.')}\n{one.text.strip().replace('-->', '->')}\n\n"
@@ -320,14 +297,6 @@ def _time(seconds: float, point: str) -> str:
 def segments_json(
     segments: Sequence[Segment], done: Completion | Transcript, *, temperature: float, no_speech: float | None
 ) -> list[dict[str, Any]]:
-    """Return segments as the objects of `verbose_json`.
-
-    Args:
-        segments: of the text.
-        done: the text, with log-probabilities.
-        temperature: of the request.
-        no_speech: probability that there is no speech; None if it is unknown.
-    """
     return [
         {
             "id": number,

@@ -46,18 +46,9 @@ UNEXPECTED = "the server failed to process this request; its log has the reason 
 
 
 class ApiError(Exception):
-    """An error response.
+    """An error response, whose message says what is wrong with which value, what is allowed, and what to do.
 
-    Args:
-        status: HTTP status.
-        message: what is wrong with which value, what is allowed, what to do.
-        type: OpenAI's error type; None for the usual one of the status.
-        param: the field at fault.
-        code: machine-readable reason.
-        headers: additional response headers.
-
-    Attributes:
-        shape: returns the JSON body in the form of a protocol; OpenAI's by default.
+    `shape` returns the JSON body in the form of a protocol.
     """
 
     def __init__(
@@ -77,11 +68,9 @@ class ApiError(Exception):
         self.shape: Shape = openai_shape
 
     def body(self) -> dict[str, Any]:
-        """Return the JSON body."""
         return self.shape(self)
 
     def response(self) -> Response:
-        """Return the HTTP response."""
         return JsonResponse(self.body(), self.status, headers=self.headers)
 
 
@@ -90,7 +79,6 @@ Shape = Callable[[ApiError], dict[str, Any]]
 
 
 def openai_shape(error: ApiError) -> dict[str, Any]:
-    """Return the JSON body of an error of OpenAI's API."""
     return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
 
 
@@ -118,7 +106,6 @@ def shaped_route(shape: Shape) -> type[APIRoute]:
 
 
 def invalid(message: str, param: str | None, *, code: str | None = None) -> ApiError:
-    """Return the error of a field that cannot be honoured."""
     return ApiError(400, message, param=param, code=code)
 
 
@@ -147,13 +134,11 @@ def api_error(error: BaseException) -> ApiError:
 
 
 def request_error(error: InvalidRequestError | UnsatisfiableError, param: str | None) -> ApiError:
-    """Return the response for a request that cannot be honoured."""
     code = "context_length_exceeded" if isinstance(error, PromptTooLongError) else None
     return invalid(str(error), param, code=code)
 
 
 def closed_error() -> ApiError:
-    """Return the error of a server that is draining or closed."""
     return ApiError(
         503,
         "the server is shutting down and accepts no requests: retry on another server, or later",
@@ -163,7 +148,6 @@ def closed_error() -> ApiError:
 
 
 def lost_error() -> ApiError:
-    """Return the error of a server whose model lost one of its processes."""
     return ApiError(
         503,
         "a process that computes the model ended, and the server ends with it: retry on another server, or later",
@@ -173,7 +157,6 @@ def lost_error() -> ApiError:
 
 
 def far_error() -> ApiError:
-    """Return the error of a server whose model is on a verify server that does not answer."""
     return ApiError(
         503,
         "the verify server that holds the model does not answer: retry later",
@@ -183,7 +166,6 @@ def far_error() -> ApiError:
 
 
 def loading_error() -> ApiError:
-    """Return the error of a server whose models are not loaded yet."""
     text = "the models are still loading: retry after the time in Retry-After"
     return ApiError(503, text, code="loading", headers={"Retry-After": "5"})
 
@@ -228,8 +210,6 @@ UNION_MEMBERS = frozenset({"str", "int", "float", "bool", "dict", "list", "const
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Install the handlers of all exceptions."""
-
     def answer(request: Request, error: ApiError) -> Response:
         record_of(request.scope).error = error.code or error.type
         return error.response()
@@ -259,7 +239,6 @@ class UnexpectedErrors:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Process one request."""
         has_started = False
 
         async def noting(message: Message) -> None:

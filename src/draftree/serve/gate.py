@@ -29,15 +29,7 @@ SMOOTHING = 0.1
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One request at the gate.
-
-    Attributes:
-        key: name of its API key.
-        arrival: when it came, in seconds of the gate's clock.
-        places: number of places that it takes.
-        priority: lower numbers go first among the requests of the key.
-        waited: seconds in the queue.
-    """
+    """One request at the gate; those of a key with a lower `priority` go first."""
 
     key: str
     arrival: float
@@ -49,14 +41,7 @@ class Ticket:
 
 @final
 class Gate:
-    """Admits requests. For one event loop.
-
-    Args:
-        max_running: number of places: running texts.
-        max_waiting: maximum number of waiting requests.
-        key_share: largest share of places and of waiting requests that one key may hold.
-        clock: clock of waiting times and durations.
-    """
+    """Admits requests: `max_running` texts, of which one key may hold a share. For one event loop."""
 
     def __init__(
         self, *, max_running: int, max_waiting: int, key_share: float = 1.0, clock: Clock = SYSTEM_CLOCK
@@ -75,32 +60,22 @@ class Gate:
 
     @property
     def num_running(self) -> int:
-        """Number of running requests."""
         return self._num_running
 
     @property
     def num_places(self) -> int:
-        """Number of places that running requests take."""
         return self._running.total()
 
     @property
     def num_waiting(self) -> int:
-        """Number of waiting requests."""
         return sum(map(len, self._queues.values()))
 
     def running_of(self, key: str) -> int:
-        """Return the number of places that a key takes."""
         return self._running[key]
 
     @asynccontextmanager
     async def enter(self, key: str, *, texts: int = 1, priority: int = 0) -> AsyncIterator[Ticket]:
-        """Wait for places, and hold them.
-
-        Args:
-            key: name of the API key.
-            texts: number of texts; a request with more of them than a key may run takes all places of the key.
-            priority: lower numbers go first among the requests of the key.
-        """
+        """Wait for places, and hold them; a request for more texts than a key may run takes all places of the key."""
         ticket = Ticket(key, self._clock(), min(texts, self.max_running_per_key), priority)
         await self._wait(ticket)
         start = self._clock()

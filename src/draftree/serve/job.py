@@ -25,17 +25,8 @@ from draftree.serve.reasoning import Reasoning
 class JobOptions:
     """How the texts of a job are generated.
 
-    Attributes:
-        draft: one of the model's drafters or "none"; None for its default.
-        priority: lower numbers are served first.
-        request_id: id in records and logs.
-        trace: whether updates hold the rounds.
-        drops_text: whether only the prompt is wanted; the generated token is not counted.
-        names: body field of a library parameter, where it differs.
-        owner: whose texts they are, for drafters that learn.
-        decoder: options of encoder-decoder models.
-        clips_tokens: whether a `max_tokens` that does not fit is reduced.
-        reasoning: of the answers to a conversation; None for a model that does not reason.
+    `drops_text` keeps only the prompt, and the generated token is not counted; `names` has the body's field of a
+    library parameter, where it differs; `owner` is whose texts they are, for drafters that learn.
     """
 
     draft: str | None = None
@@ -52,8 +43,6 @@ class JobOptions:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceUpdate:
-    """New text and tokens of one choice."""
-
     index: int
     update: Update
 
@@ -81,7 +70,6 @@ class Job:
         *,
         wait: bool = False,
     ) -> Job:
-        """Queue the prompts."""
         submissions: list[Submission] = []
         try:
             for prompt in prompts:
@@ -108,12 +96,10 @@ class Job:
 
     @property
     def draft(self) -> str:
-        """The drafter of these texts; "none" for plain decoding."""
         return self.options.draft or (self.served.drafts or ("none",))[0]
 
     @property
     def is_plain(self) -> bool:
-        """Whether the texts are written without a drafter."""
         return self.draft == "none"
 
     async def updates(self) -> AsyncIterator[ChoiceUpdate]:
@@ -163,11 +149,6 @@ class Job:
             raise api_error(error) from error
 
     async def finish(self, on_update: Callable[[ChoiceUpdate], None] | None = None) -> list[Completion]:
-        """Wait for all texts, and return them in the order of the choices.
-
-        Args:
-            on_update: called with every update.
-        """
         async for found in self.updates():
             if on_update is not None:
                 on_update(found)
@@ -182,11 +163,9 @@ class Job:
         return done
 
     def completions(self) -> list[Completion]:
-        """Return the finished texts in the order of the choices."""
         return [done for submission in self.submissions for done in submission.completions()]
 
     def stats(self) -> list[CompletionStats]:
-        """Return the statistics of all choices so far."""
         return [stats_of(sequence) for submission in self.submissions for sequence in submission.sequences]
 
     async def aclose(self) -> None:

@@ -13,8 +13,6 @@ encode_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class JsonResponse(Response):
-    """A JSON response of plain values."""
-
     media_type = "application/json"
 
     def __init__(self, content: Any, status: int = 200, *, headers: Mapping[str, str] | None = None) -> None:

@@ -25,13 +25,7 @@ class TooLargeError(Exception):
 
 
 class BodyLimit:
-    """Reads bodies before the application, and refuses large and slow ones.
-
-    Args:
-        app: the application.
-        max_bytes: maximum size of a body; 413 beyond, with or without Content-Length.
-        timeout: seconds until a body must be complete; 408 beyond.
-    """
+    """Reads bodies before the application: 413 for large ones, with or without Content-Length, 408 for slow ones."""
 
     def __init__(self, app: ASGIApp, *, max_bytes: int, timeout: float) -> None:
         self._app = app
@@ -39,7 +33,6 @@ class BodyLimit:
         self._timeout = timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Process one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -106,19 +99,13 @@ class BodyLimit:
 
 
 class TimeLimit:
-    """Ends POST requests that take too long: 504, or an error as the last event of a stream that has begun.
-
-    Args:
-        app: the application.
-        timeout: seconds from the complete request to the end of the response.
-    """
+    """Ends POST requests that take too long: 504, or an error as the last event of a stream that has begun."""
 
     def __init__(self, app: ASGIApp, *, timeout: float) -> None:
         self._app = app
         self._timeout = timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Process one request."""
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
@@ -158,6 +145,5 @@ def last_event(start: Message, error: ApiError) -> bytes:
 
 
 async def refuse(scope: Any, receive: Receive, send: Send, *, error: ApiError) -> None:
-    """Send an error instead of calling the application."""
     record_of(scope).error = error.code
     await error.response()(scope, receive, send)

@@ -105,7 +105,6 @@ def _cannot_listen(what: str, error: OSError) -> ConfigurationError:
 
 
 def url_of(listener: socket.socket, *, scheme: str = "http") -> str:
-    """Return the URL of a socket."""
     address = listener.getsockname()
     if isinstance(address, str):
         return f"unix:{address}:"
@@ -114,7 +113,6 @@ def url_of(listener: socket.socket, *, scheme: str = "http") -> str:
 
 
 def tls_options(settings: ServerSettings) -> dict[str, str]:
-    """Return uvicorn's options for HTTPS; none without a certificate."""
     certificate, key = settings.tls_certificate, settings.tls_key
     if certificate is None or key is None:
         return {}
@@ -131,11 +129,8 @@ def tls_options(settings: ServerSettings) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Numbers of connections for which this process has file descriptors.
-
-    Attributes:
-        most: open at the same time; further ones get 503. The rest of the descriptors is for files.
-        at_once: accepted before the number of open ones is compared again.
+    """Connections for which this process has descriptors: most open ones, and most that are accepted before counting
+    again.
     """
 
     most: int
@@ -143,7 +138,6 @@ class ConnectionLimits:
 
     @classmethod
     def of_process(cls) -> ConnectionLimits:
-        """Return the limits that follow from the descriptors which are free now."""
         free = _num_free_descriptors()
         return cls(most=max(1, free * 5 // 8), at_once=max(1, min(BACKLOG, free // 8)))
 
@@ -167,7 +161,6 @@ class FullNotice:
         self._next = -math.inf
 
     def __call__(self, reason: str) -> None:
-        """Log the line, unless one was logged less than a minute ago."""
         now = SYSTEM_CLOCK()
         if now >= self._next:
             self._next = now + NOTICE_SECONDS
@@ -189,7 +182,6 @@ class StrictConnection(h11.Connection):
     """
 
     def next_event(self) -> Any:
-        """Return the next event of the client."""
         if self.their_state is h11.IDLE:
             data, _ = self.trailing_data
             ends = [place for blank in (b"\n\n", b"\n\r\n") if (place := data.find(blank)) >= 0]
@@ -215,7 +207,6 @@ class TimedProtocol(H11Protocol):
         self.conn = StrictConnection(h11.SERVER, MAX_HEAD_BYTES)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start to wait for a request, or refuse the connection."""
         if len(self.connections) >= self.max_connections:
             self._is_refused = True
             self.notice(f"{len(self.connections)} are open")
@@ -226,13 +217,11 @@ class TimedProtocol(H11Protocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Read a part of a request."""
         if not self._is_refused:
             super().data_received(data)
             self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the wait."""
         self._stop()
         if not self._is_refused:
             super().connection_lost(exc)

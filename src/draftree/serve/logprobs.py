@@ -19,11 +19,7 @@ LEAST_LOGPROB = -9999.0
 
 @final
 class TokenTexts:
-    """The written form of each token of a tokenizer.
-
-    Args:
-        tokenizer: None for a model without one; its tokens are written as `token_id:NUMBER`.
-    """
+    """The written form of each token of a tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self.tokenizer = tokenizer
@@ -52,7 +48,6 @@ class TokenTexts:
 
 @lru_cache(maxsize=16)
 def token_texts(tokenizer: Tokenizer | None) -> TokenTexts:
-    """Return the written form of a tokenizer's tokens; made once."""
     return TokenTexts(tokenizer)
 
 
@@ -95,7 +90,6 @@ def _ranked(entry: TokenLogprob, texts: TokenTexts) -> dict[str, Any]:
 
 
 def finite(logprob: float) -> float:
-    """Return a log-probability that JSON can hold."""
     return max(logprob, LEAST_LOGPROB)
 
 
@@ -105,9 +99,6 @@ class TokenStarts:
 
     Bytes that turn out to form no character are as many characters as bytes; of those in earlier calls the start was
     already returned as if they formed one.
-
-    Args:
-        detokenizer: a fresh one for this text; None without a tokenizer, for an empty text.
     """
 
     def __init__(self, detokenizer: Detokenizer | None) -> None:
@@ -117,7 +108,6 @@ class TokenStarts:
         """The places, in the current call, of tokens whose text is held back; None for those of earlier calls."""
 
     def push(self, ids: Sequence[int], *, is_last: bool) -> list[int]:
-        """Return the starts of the next tokens."""
         detokenizer = self._detokenizer
         if detokenizer is None:
             return [0] * len(ids)
@@ -145,12 +135,7 @@ class TokenStarts:
 
 @final
 class OffsetLogprobs:
-    """Log-probabilities of one plain completion with offsets into its text.
-
-    Args:
-        texts: of the model.
-        detokenizer: a fresh one for this text; None without a tokenizer.
-    """
+    """Log-probabilities of one plain completion with offsets into its text."""
 
     def __init__(self, texts: TokenTexts, detokenizer: Detokenizer | None) -> None:
         self._texts = texts
@@ -158,24 +143,12 @@ class OffsetLogprobs:
         self._echoed: tuple[Sequence[TokenLogprob | None], tuple[int, ...], list[int]] = ((), (), [])
 
     def begin(self, entries: Sequence[TokenLogprob | None], ids: tuple[int, ...], text: str) -> None:
-        """Let the next result begin with an echoed prompt.
-
-        Args:
-            entries: one for each token.
-            ids: the tokens.
-            text: the prompt, without special tokens that the tokenizer added around it.
-        """
+        """Let the next result begin with an echoed prompt, without special tokens that the tokenizer added."""
         self._echoed = (entries, ids, _prompt_offsets(self._texts.tokenizer, ids, text))
         self._starts.text = text
 
     def push(self, entries: Sequence[TokenLogprob | None], ids: tuple[int, ...], *, is_last: bool) -> dict[str, Any]:
-        """Return the `logprobs` object of the next tokens.
-
-        Args:
-            entries: one for each token; None for a token without a prediction.
-            ids: the tokens.
-            is_last: whether the text ends with them.
-        """
+        """Return the `logprobs` object of the next tokens; the entry of a token without a prediction is None."""
         first, before, offsets = self._echoed
         self._echoed = ((), (), [])
         offsets += self._starts.push(ids, is_last=is_last)

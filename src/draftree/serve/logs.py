@@ -26,14 +26,7 @@ DIGITS = 6
 
 
 class RequestLog:
-    """ASGI middleware, the outermost: gives every request an id and a record, and reports the record at its end.
-
-    Args:
-        app: the application.
-        on_end: called with every record at its end.
-        is_strict: whether fields without effect are errors.
-        clock: clock of the records.
-    """
+    """ASGI middleware, the outermost: gives every request an id and a record, and reports the record at its end."""
 
     def __init__(
         self,
@@ -49,7 +42,6 @@ class RequestLog:
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Process one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -94,7 +86,6 @@ class RequestLog:
 
 
 def log_request(record: RequestRecord) -> None:
-    """Log one line."""
     level = logging.DEBUG if record.path in PROBES and record.status < 400 else logging.INFO
     if REQUESTS.isEnabledFor(level):
         summary = f"{record.method} {record.path} {record.status or 500} {record.seconds:.3f} s"
@@ -131,19 +122,15 @@ def fields(record: RequestRecord) -> dict[str, Any]:
 
 
 def rounded(seconds: float | None) -> float | None:
-    """Return seconds with as many digits as are useful."""
     return None if seconds is None else round(seconds, DIGITS)
 
 
 class LineFormatter(logging.Formatter):
-    """Formats every record as one line."""
-
     def __init__(self, *, as_json: bool) -> None:
         super().__init__()
         self._as_json = as_json
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line; a traceback is a field of it."""
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         extra: dict[str, Any] = getattr(record, "fields", {})
         trace = {"traceback": self.formatException(record.exc_info)} if record.exc_info else {}
@@ -161,13 +148,7 @@ IN_SUMMARY = frozenset({"method", "path", "status", "seconds"})
 
 @contextmanager
 def configured_logs(*, as_json: bool, level: str, stream: TextIO | None = None) -> Iterator[None]:
-    """Write the logs of the server and of its libraries to a stream while the context lasts.
-
-    Args:
-        as_json: whether lines are JSON objects.
-        level: name of the least severe level.
-        stream: None for standard error.
-    """
+    """Write the logs of the server and of its libraries to a stream while the context lasts."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(LineFormatter(as_json=as_json))
     before = [(logger, logger.level, logger.propagate) for logger in map(logging.getLogger, LOGGERS)]

@@ -40,11 +40,7 @@ OTHER = "other"
 
 @final
 class Histogram:
-    """Counts of values per bucket.
-
-    Args:
-        bounds: upper bounds of the buckets, increasing; one more bucket has no bound.
-    """
+    """Counts of values per bucket of increasing upper bounds; one more bucket has no bound."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -54,22 +50,13 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, value: float, count: int = 1) -> None:
-        """Count a value, several times if it stands for several."""
         self.counts[bisect_left(self.bounds, value)] += count
         self.total += value * count
 
 
 @dataclass(slots=True)
 class DraftTotals:
-    """Counts of one model and one drafter.
-
-    Attributes:
-        drafts: sequences' rounds with a draft.
-        draft_tokens: drafted tokens.
-        generated_tokens: written tokens.
-        accepted: number of sequences' rounds with a draft by the number of accepted tokens.
-        token_gaps: seconds between two tokens of a sequence.
-    """
+    """Counts of one model and one drafter; `accepted` counts sequences' rounds with a draft by accepted tokens."""
 
     drafts: int = 0
     draft_tokens: int = 0
@@ -79,7 +66,6 @@ class DraftTotals:
 
     @property
     def accepted_tokens(self) -> int:
-        """Drafted tokens that were written."""
         return sum(count * rounds for count, rounds in enumerate(self.accepted))
 
     def accepted_per_position(self) -> list[int]:
@@ -87,7 +73,6 @@ class DraftTotals:
         return [sum(self.accepted[position + 1 :]) for position in range(len(self.accepted) - 1)]
 
     def count(self, row: SequenceRecord) -> None:
-        """Count one sequence of a round."""
         self.generated_tokens += row.num_written
         if row.num_drafted:
             self.drafts += 1
@@ -99,11 +84,9 @@ class DraftTotals:
 
 @dataclass(slots=True)
 class _Active:
-    """A request in the engine: its drafter, and when its sequences of each index were written.
+    """A request in the engine.
 
-    Attributes:
-        draft: the drafter.
-        times: the last two rounds by index, the earlier None at first; prompts of one request share their indices.
+    `times` has the last two rounds by index, the earlier None at first; prompts of one request share their indices.
     """
 
     draft: str
@@ -120,13 +103,7 @@ class _Active:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Rates of the last seconds; None where nothing was written or drafted.
-
-    Attributes:
-        tokens_per_second: of all sequences together.
-        acceptance_length: tokens per round of a sequence.
-        acceptance_rate: accepted tokens per drafted token.
-    """
+    """Rates of the last seconds; None where nothing was written or drafted."""
 
     tokens_per_second: float
     acceptance_length: float | None
@@ -135,8 +112,6 @@ class Rates:
 
 @final
 class ModelMeter:
-    """Counts of one model's rounds."""
-
     def __init__(self, default_draft: str, *, clock: Clock = time.perf_counter) -> None:
         self.num_rounds = 0
         self.phase_seconds = dict.fromkeys(PHASES, 0.0)
@@ -147,11 +122,9 @@ class ModelMeter:
         self._recent: deque[tuple[float, int, int, int, int]] = deque(maxlen=WINDOW_ROUNDS)
 
     def register(self, request_id: str, draft: str) -> None:
-        """Note the drafter of a request before it is queued."""
         self._active[request_id] = _Active(draft)
 
     def release(self, request_id: str) -> None:
-        """Forget a request that is over."""
         self._active.pop(request_id, None)
 
     def on_round(self, record: RoundRecord) -> None:
@@ -185,7 +158,6 @@ class ModelMeter:
                 totals.token_gaps.observe(seconds / row.num_written, row.num_written)
 
     def rates(self) -> Rates:
-        """Return the rates of the last seconds."""
         now = self._clock()
         recent = [row for row in self._recent.copy() if now - row[0] <= WINDOW_SECONDS]
         written, rows, drafted, accepted = (sum(row[place] for row in recent) for place in (1, 2, 3, 4))
@@ -198,8 +170,6 @@ class ModelMeter:
 
 @final
 class RequestMeter:
-    """Counts of HTTP requests."""
-
     def __init__(self) -> None:
         self.by_status: Counter[tuple[str, str, int]] = Counter()
         """By endpoint, model and status."""
@@ -213,7 +183,6 @@ class RequestMeter:
         """By model and drafter."""
 
     def observe(self, record: RequestRecord) -> None:
-        """Count a finished request."""
         self.by_status[record.endpoint or OTHER, record.model or OTHER, record.status or 500] += 1
         self.num_disconnected += record.is_disconnected
         if record.queue_seconds is not None:
@@ -229,7 +198,6 @@ class RequestMeter:
 
 
 def beam_metrics(models: Iterable[tuple[str, AsyncLLM]]) -> Iterator[Metric]:
-    """Yield the metrics of beam searches by model."""
     found = [((name,), llm.beam_counts) for name, llm in models]
 
     def family(kind: Any, name: str, text: str, value: Callable[[BeamCounts], int]) -> Metric:
@@ -250,7 +218,6 @@ LABELS = ("model", "learner")
 
 
 def learned_status(store: LearningStore | None) -> list[dict[str, Any]]:
-    """Return the statistics of every learner of a model; empty without learning."""
     return [] if store is None else [dataclasses.asdict(stats) for stats in store.stats]
 
 
@@ -294,8 +261,6 @@ VLLM_ENGINE = "0"
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model whose numbers are collected."""
-
     name: str
     llm: AsyncLLM
     meter: ModelMeter
@@ -303,14 +268,7 @@ class ModelSource:
 
 @final
 class Metrics:
-    """The metrics of one server, and a collector of its own registry.
-
-    Args:
-        models: returns the loaded models; none while they are loading.
-        requests: counts of HTTP requests.
-        gate: running and waiting requests.
-        is_ready: whether new requests are accepted.
-    """
+    """The metrics of one server, and a collector of its own registry."""
 
     def __init__(
         self,
@@ -329,11 +287,9 @@ class Metrics:
         ProcessCollector(registry=self._registry)
 
     def text(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics; called by the registry."""
         models = tuple(self._models())
         yield from self._server_metrics()
         yield from _model_metrics(models)
@@ -464,7 +420,6 @@ def _vllm_speculation(models: tuple[ModelSource, ...], names: Labels) -> Iterato
 
 
 def merged(histograms: Iterable[Histogram]) -> Histogram:
-    """Return the sum of histograms with equal bounds, at least one."""
     first, *others = histograms
     total = Histogram(first.bounds)
     total.counts = [sum(counts) for counts in zip(first.counts, *(one.counts for one in others), strict=True)]

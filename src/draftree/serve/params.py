@@ -62,7 +62,6 @@ Checked = tuple[SamplingParams, dict[str, str]]
 
 
 def chat_params(body: ChatBody) -> Checked:
-    """Return the sampling parameters of a chat request."""
     _require_no_beams(body)
     limit, limit_name = chat_limit(body)
     if body.top_logprobs and not body.logprobs:
@@ -72,7 +71,6 @@ def chat_params(body: ChatBody) -> Checked:
 
 
 def chat_limit(body: ChatBody) -> tuple[int | None, str]:
-    """Return the maximum number of tokens of an answer, and the field that holds it."""
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
         raise invalid("'max_tokens' and 'max_completion_tokens' differ: give one of them", "max_tokens")
     if body.max_tokens is None:
@@ -86,7 +84,6 @@ def _limit(tokens: int | None) -> int | None:
 
 
 def _require_no_beams(body: BeamBody) -> None:
-    """Refuse fields of beam search in a request without it."""
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise invalid(
             f"best_of={body.best_of} is not supported: all 'n' texts are returned; leave it out, set it to n, or set "
@@ -101,7 +98,6 @@ def _require_no_beams(body: BeamBody) -> None:
 
 
 def completion_params(body: CompletionBody) -> Checked:
-    """Return the sampling parameters of a plain completion."""
     _require_no_beams(body)
     limit = completion_limit(body)
     given: dict[str, Any] = {"max_tokens": limit, "logprobs": body.logprobs}
@@ -119,7 +115,6 @@ def completion_limit(body: CompletionBody) -> int | None:
 
 
 def build_params(body: SamplingBody, given: Mapping[str, Any], names: Mapping[str, str]) -> Checked:
-    """Return the parameters of a body."""
     if body.stream and body.prompt_logprobs is not None:
         raise invalid("'prompt_logprobs' cannot be streamed: set stream=false", "prompt_logprobs")
     if body.stream_options is not None and not body.stream:
@@ -173,7 +168,6 @@ def with_read_prediction(params: SamplingParams, model: ServedModel, draft: str)
 
 
 def checked_params(values: Mapping[str, Any], names: Mapping[str, str]) -> SamplingParams:
-    """Return sampling parameters; an error names the body's field."""
     try:
         return SamplingParams(**values)
     except InvalidRequestError as error:
@@ -253,15 +247,13 @@ def _of_outputs(wanted: StructuredOutputs | None) -> Named | None:
 
 
 def _choice(texts: list[str]) -> Named:
-    """Return the grammar of a choice between texts."""
     return "grammar", "root ::= " + " | ".join(map(literal, texts))
 
 
 class Encode(Protocol):
     """Encodes a prompt; beyond `most` tokens it may be refused without encoding it all."""
 
-    def __call__(self, prompt: Any, /, *, most: int | None = None) -> Awaitable[Any]:
-        """Return token ids, or features."""
+    def __call__(self, prompt: Any, /, *, most: int | None = None) -> Awaitable[Any]: ...
 
 
 def longest_prompt(settings: ServerSettings, model: ServedModel, params: SamplingParams) -> int | None:
@@ -273,7 +265,6 @@ def longest_prompt(settings: ServerSettings, model: ServedModel, params: Samplin
 
 
 def require_choices(settings: ServerSettings, params: SamplingParams, names: Mapping[str, str]) -> None:
-    """Refuse more texts, or longer ones, than the server allows."""
     if params.n > settings.max_choices:
         raise invalid(f"n={params.n}: this server allows at most {settings.max_choices} texts per request", "n")
     limit = settings.max_completion_tokens
@@ -293,11 +284,7 @@ def clipped(params: SamplingParams, most: int, field: str) -> SamplingParams:
 async def within_limits(
     settings: ServerSettings, model: ServedModel, *, prompts: Sequence[Any], params: SamplingParams
 ) -> tuple[SamplingParams, Sequence[Any]]:
-    """Apply the server's limits of prompts, and of texts without a limit of their own.
-
-    Returns:
-        The parameters, and the prompts, encoded if that was needed.
-    """
+    """Apply the server's limits; the prompts are returned encoded if that was needed."""
     needs_limit = settings.max_completion_tokens is not None and params.max_tokens is None
     if settings.max_prompt_tokens is None and not needs_limit:
         return params, prompts

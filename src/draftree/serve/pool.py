@@ -28,21 +28,11 @@ from draftree.text.tokenizer import Tokenizer
 class Viewer(Protocol):
     """Decides which models a client may use, for example an API key."""
 
-    def allows(self, names: Iterable[str]) -> bool:
-        """Return whether the model with these names, aliases included, may be used."""
+    def allows(self, names: Iterable[str]) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model that the server offers.
-
-    Attributes:
-        name: its name in the API.
-        llm: generates its texts.
-        aliases: other names.
-        created: seconds since 1970.
-    """
-
     name: str
     llm: AsyncLLM
     aliases: tuple[str, ...] = ()
@@ -50,7 +40,6 @@ class ServedModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Name and aliases."""
         return (self.name, *self.aliases)
 
     @property
@@ -73,7 +62,6 @@ class ServedModel:
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """Its tokenizer; None if it has none."""
         return self.llm.llm.tokenizer
 
     @property
@@ -82,32 +70,22 @@ class ServedModel:
         return token_texts(self.tokenizer)
 
     async def prepare_texts(self) -> None:
-        """Make `texts` on another thread, if they do not exist yet."""
         await self.llm.prompts.with_tokenizer(token_texts)
 
     @property
     def max_context(self) -> int:
-        """Maximum tokens of prompt and text."""
         return self.llm.llm.model.max_length
 
     @property
     def supports_chat(self) -> bool:
-        """Whether the model has a chat template."""
         return self.tokenizer is not None and self.tokenizer.has_chat_template
 
     @property
     def chat_template(self) -> str:
-        """The source of the chat template; empty if there is none."""
         return (self.tokenizer.chat_template if self.tokenizer is not None else None) or ""
 
 
 class ModelPool:
-    """The models of one server.
-
-    Args:
-        models: as for `open`; None if they are not loaded yet.
-    """
-
     def __init__(self, models: Sequence[ServedModel] | None = None) -> None:
         self._models: tuple[ServedModel, ...] = ()
         self._by_name: dict[str, ServedModel] = {}
@@ -116,7 +94,6 @@ class ModelPool:
 
     @property
     def is_open(self) -> bool:
-        """Whether the models are loaded."""
         return bool(self._models)
 
     def open(self, models: Sequence[ServedModel]) -> None:
@@ -134,7 +111,6 @@ class ModelPool:
         return iter(self._models)
 
     def visible(self, viewer: Viewer | None = None) -> list[ServedModel]:
-        """Return the models that the client may use; all without a viewer."""
         return [model for model in self._models if viewer is None or viewer.allows(model.names)]
 
     def get(self, name: str | None, viewer: Viewer | None = None) -> ServedModel:
@@ -155,7 +131,6 @@ class ModelPool:
         await asyncio.gather(*(model.llm.drain() for model in self._models))
 
     async def close(self) -> None:
-        """End unfinished requests and free the models' threads."""
         await asyncio.gather(*(model.llm.close() for model in self._models))
 
 
@@ -175,12 +150,7 @@ def load_models(settings: ServerSettings) -> list[ServedModel]:
 
 
 def start_other_ranks(settings: ServerSettings, *, threads: int | None) -> list[subprocess.Popen[bytes]]:
-    """Start the processes that compute the model with this one, if it is divided; this process becomes rank 0.
-
-    Args:
-        settings: for `load_models`, which is called afterwards.
-        threads: CPU threads of each process.
-    """
+    """Start the processes that compute the model with this one, if it is divided; this process becomes rank 0."""
     if not settings.options.is_parallel:
         return []
     return start_ranks(replace(settings.options_of(settings.models[0]), threads=threads))

@@ -30,8 +30,6 @@ MOST_SPACE = 4
 
 
 class Stage(Enum):
-    """Where a prompt ends."""
-
     BEFORE = auto()
     """The text may begin with reasoning."""
     INSIDE = auto()
@@ -88,7 +86,6 @@ class Tags(ReasoningFormat):
 
     @property
     def markers(self) -> Sequence[str]:
-        """The two markers."""
         return self.opening, self.closing
 
     def stage(self, prompt: str) -> Stage:
@@ -111,7 +108,6 @@ class Tags(ReasoningFormat):
         return f"root ::= {root}\nreasoning ::= {inner}\nspace ::= [ \\t\\r\\n]{{0,{MOST_SPACE}}}\n"
 
     def splitter(self, stage: Stage, functions: Collection[str]) -> Splitter:
-        """Return a splitter of one block and the text after it."""
         return TagSplitter(self, stage)
 
 
@@ -127,11 +123,9 @@ class TagSplitter(Splitter):
 
     @property
     def is_inside(self) -> bool:
-        """Whether the text ends inside reasoning."""
         return self._stage is Stage.INSIDE
 
     def push(self, text: str) -> list[Delta]:
-        """Read a piece of the text."""
         self._buffer += text
         found: list[Delta] = []
         if self._stage is Stage.BEFORE and not self._begin():
@@ -170,7 +164,6 @@ class TagSplitter(Splitter):
         return [ReasoningDelta(text)] if text else []
 
     def finish(self) -> list[Delta]:
-        """Return the rest, which may be a part of a marker."""
         rest, self._buffer = self._buffer, ""
         if self._stage is Stage.INSIDE:
             rest = rest.rstrip(SPACE)
@@ -184,7 +177,6 @@ class Harmony(ReasoningFormat):
 
     @property
     def markers(self) -> Sequence[str]:
-        """The special tokens around and inside the headers of messages."""
         return "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"
 
     def stage(self, prompt: str) -> Stage:
@@ -192,12 +184,10 @@ class Harmony(ReasoningFormat):
         return Stage.BEFORE
 
     def grammar(self, stage: Stage, specials: Mapping[str, int]) -> str | None:
-        """Return messages of reasoning, and the header of the answer."""
         _, channel, constrain, message, _ = self.terminals(specials)
         return self.thoughts(specials, f'{channel} "final" (" "? {constrain} "json")? {message}')
 
     def thoughts(self, specials: Mapping[str, int], header: str = "") -> str:
-        """Return EBNF of messages of reasoning, and of a header after them."""
         start, channel, _, message, end = self.terminals(specials)
         return (
             f'root ::= ({channel} "analysis" {message} reasoning {end} {start} "assistant")* {header}\n'
@@ -213,7 +203,6 @@ class Harmony(ReasoningFormat):
         return f"ExcludeToken({', '.join(str(specials[one]) for one in self.markers if one in specials)})"
 
     def splitter(self, stage: Stage, functions: Collection[str]) -> Splitter:
-        """Return a splitter of messages."""
         return HarmonySplitter(self, functions)
 
 
@@ -237,11 +226,9 @@ class HarmonySplitter(Splitter):
 
     @property
     def is_inside(self) -> bool:
-        """Whether the text ends inside reasoning."""
         return self._channel == "analysis" and not self._is_call
 
     def push(self, text: str) -> list[Delta]:
-        """Read a piece of the text."""
         self._buffer += text
         found: list[Delta] = []
         while True:
@@ -284,7 +271,6 @@ class HarmonySplitter(Splitter):
         return [CallDelta(self._num_calls - 1, id=f"call_{uuid.uuid4().hex[:24]}", name=recipient[1])]
 
     def finish(self) -> list[Delta]:
-        """Return the rest."""
         found = self._read(self._buffer)
         if self._header and not self._channel:
             found.append(TextDelta(self._header))
@@ -305,7 +291,6 @@ FORMATS: tuple[tuple[str, ReasoningFormat], ...] = (
 
 
 def reasoning_format(template: str) -> ReasoningFormat | None:
-    """Return the format of reasoning in a chat template; None if it has none that is known."""
     return next((form for mark, form in FORMATS if mark in template), None)
 
 
@@ -321,14 +306,9 @@ UNREAD = "is ignored: the model's chat template reads no such variable"
 def reasoning_variables(
     model: ServedModel, *, effort: str | None, is_enabled: bool | None, effort_name: str, switch_name: str
 ) -> dict[str, Any]:
-    """Return the template variables that set the reasoning of an answer.
+    """Return the template variables that set the reasoning of an answer; the effort "none" asks for none.
 
-    Args:
-        model: the model.
-        effort: such as "low"; "none" asks for no reasoning, None for nothing.
-        is_enabled: whether the model reasons; None for its default.
-        effort_name: the body's field of `effort`; it is noted if the chat template does not read it.
-        switch_name: the body's field of `is_enabled`, likewise.
+    What the chat template does not read is noted, by the names of the body's fields.
     """
     reads = frozenset[str]() if model.tokenizer is None else model.tokenizer.template_variables
     switch = next((name for name in SWITCHES if name in reads), None)
@@ -350,13 +330,7 @@ def reasoning_variables(
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """The reasoning of one answer.
-
-    Attributes:
-        form: its format.
-        stage: where the prompt ends.
-        specials: ids of the tokenizer's special tokens by their written form.
-    """
+    """The reasoning of one answer; `specials` has ids of special tokens by their written form."""
 
     form: ReasoningFormat
     stage: Stage
@@ -388,7 +362,6 @@ class Reasoning:
         return replace(params, grammar_prefix=self.form.grammar(self.stage, self.specials))
 
     def splitter(self, functions: Collection[str]) -> Splitter:
-        """Return a splitter of one text."""
         return self.form.splitter(self.stage, functions)
 
     def num_tokens(self, ids: Sequence[int], texts: TokenTexts) -> int:
@@ -404,12 +377,7 @@ class Reasoning:
 
 @final
 class AnswerStart:
-    """Separates the tokens of an answer from those of its reasoning. Mutated by `push`.
-
-    Args:
-        reasoning: None for a text without it.
-        texts: the written form of tokens.
-    """
+    """Separates the tokens of an answer from those of its reasoning. Mutated by `push`."""
 
     def __init__(self, reasoning: Reasoning | None, texts: TokenTexts) -> None:
         self._splitter = None if reasoning is None else reasoning.splitter(())
@@ -430,13 +398,7 @@ class AnswerStart:
 
 @final
 class AnswerParser:
-    """Parser of one answer with reasoning and calls. Mutated by `push` and `finish`.
-
-    Args:
-        splitter: of reasoning; None for a text without it.
-        calls: parser of the calls in the text.
-        check: called with the name and arguments of each call at the end of the answer.
-    """
+    """Parser of one answer with reasoning and calls; `check` gets the name and arguments of each call at the end."""
 
     def __init__(
         self, splitter: Splitter | None, calls: CallParser, check: Callable[[str, str], None] | None = None
@@ -447,16 +409,13 @@ class AnswerParser:
 
     @property
     def num_calls(self) -> int:
-        """Number of calls so far."""
         return self._num_calls
 
     def push(self, text: str) -> list[Delta]:
-        """Read a piece of the answer, and return what is certain."""
         deltas = self._calls.push(text) if self._splitter is None else self._without_calls(self._splitter.push(text))
         return self._counted(deltas)
 
     def finish(self) -> list[Delta]:
-        """Return the rest at the end of the answer."""
         deltas = [] if self._splitter is None else self._without_calls(self._splitter.finish())
         found = self._counted([*deltas, *self._calls.finish()])
         if self._check is not None:

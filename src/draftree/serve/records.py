@@ -12,18 +12,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key without its secret.
-
-    Attributes:
-        name: its name in logs and metrics.
-        models: the names of the models that it may use, without aliases; None for all.
-    """
+    """A key without its secret; the names of its models are without aliases, None for all models."""
 
     name: str
     models: frozenset[str] | None = None
 
     def allows(self, names: Iterable[str]) -> bool:
-        """Return whether it may use the model with these names, aliases included."""
         return self.models is None or not self.models.isdisjoint(names)
 
 
@@ -48,33 +42,8 @@ _current: ContextVar[RequestRecord | None] = ContextVar("current", default=None)
 class RequestRecord:
     """Facts about one request. Times are seconds.
 
-    Attributes:
-        request_id: the client's if it is well-formed, else a new one.
-        method: of HTTP.
-        path: as requested, without the query.
-        start: arrival on the server's clock.
-        endpoint: the route, for metrics; empty if there is none.
-        status: of the response; 0 before it begins.
-        key: the API key.
-        response_id: the id in the response, and in the rounds of the engine.
-        model: name of the model.
-        draft: the drafter, "none" for plain decoding.
-        prompt_tokens: tokens of the prompts.
-        cached_tokens: those of them that were in the prefix cache.
-        completion_tokens: tokens of the texts.
-        accepted_tokens: those of them that were drafted.
-        rounds: rounds of the texts.
-        queue_seconds: time at the gate.
-        first_token_seconds: arrival to the first token.
-        seconds: arrival to the end of the response.
-        finish_reasons: of the texts.
-        is_disconnected: whether the client left before the end.
-        error: the code of the error response.
-        prompt: only logged on request.
-        texts: only logged on request.
-        traceparent: the client's W3C trace context, for spans.
-        is_strict: whether a field without effect is an error.
-        notes: sentences about fields without effect, by field.
+    `endpoint` is the route, empty if there is none; `prompt` and `texts` are set only if they are logged; `notes`
+    are sentences about fields without effect, by field.
     """
 
     request_id: str
@@ -112,13 +81,11 @@ class RequestRecord:
         return [(b"warning", f'299 draftree "{text}"'.encode("ascii")) for text in texts]
 
     def note_first_token(self, now: float) -> None:
-        """Note the time of the first token; later calls have no effect."""
         if self.first_token_seconds is None:
             self.first_token_seconds = now - self.start
 
 
 def request_id_of(given: str | None) -> str:
-    """Return the client's request id if it is well-formed, else a new one."""
     if given is not None and REQUEST_ID.fullmatch(given):
         return given
     return f"req-{uuid.uuid4().hex}"
@@ -134,11 +101,9 @@ def record_of(scope: MutableMapping[str, Any]) -> RequestRecord:
 
 
 def keep_record(scope: MutableMapping[str, Any], record: RequestRecord) -> None:
-    """Attach the record to an ASGI scope."""
     scope.setdefault("state", {})[STATE_NAME] = record
     _current.set(record)
 
 
 def current_record() -> RequestRecord | None:
-    """Return the record of the request that this task serves; None outside of a request."""
     return _current.get()

@@ -55,7 +55,6 @@ def _of_prediction(by_source: Mapping[str, int], total: int) -> int:
 
 
 def metrics_json(job: Job) -> dict[str, Any] | None:
-    """Return `metrics` with the speculation of all texts; None for texts without a drafter."""
     return None if job.is_plain else {"speculative_decoding": speculation_json(job.stats())}
 
 
@@ -83,7 +82,6 @@ def _at(counts: Sequence[int], place: int) -> int:
 
 
 def pieces_json(index: int, update: Any, *, is_plain: bool) -> list[dict[str, Any]]:
-    """Return the pieces of an update with their origin."""
     return [
         {
             "index": index,
@@ -133,14 +131,6 @@ def closing_json(completions: Sequence[Completion]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Identity of one response.
-
-    Attributes:
-        id: of the response.
-        model: the served model.
-        created: seconds since 1970.
-    """
-
     id: str
     model: ServedModel
     created: int = field(default_factory=lambda: int(time.time()))
@@ -152,7 +142,6 @@ class Head:
         return cls(f"{prefix}{joint}{body.request_id or uuid.uuid4().hex}", model)
 
     def fields(self, kind: str) -> dict[str, Any]:
-        """Return the fields of an object of this kind."""
         return {
             "id": self.id,
             "object": kind,
@@ -185,11 +174,9 @@ class Report:
         self._found: list[dict[str, Any]] = []
 
     def add(self, found: ChoiceUpdate) -> None:
-        """Keep the part of an update for a response that is not streamed."""
         self._found.append(self.part(found))
 
     def part(self, found: ChoiceUpdate) -> dict[str, Any]:
-        """Return the object of one update; empty if nothing was requested."""
         job, report = self._job, dict[str, Any]()
         if self._wanted.pieces:
             report["pieces"] = pieces_json(found.index, found.update, is_plain=job.is_plain)
@@ -199,7 +186,6 @@ class Report:
         return report
 
     def fields(self, completions: Sequence[Completion]) -> dict[str, Any]:
-        """Return the `draftree` field of a whole response; empty if nothing was requested."""
         if not self.is_wanted:
             return {}
         names = [name for name in ("pieces", "rounds") if getattr(self._wanted, name)]
@@ -208,12 +194,10 @@ class Report:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the request asked for any of it."""
         return self._wanted.pieces or self._wanted.rounds
 
 
 def last_chunk(job: Job, body: SamplingBody) -> dict[str, Any] | None:
-    """Return the own fields of the chunk after all text: usage and statistics; None if neither was requested."""
     wants_usage = body.stream_options is not None and body.stream_options.include_usage
     wants_report = Report(job, body).is_wanted
     if not wants_usage and not wants_report:
@@ -230,7 +214,6 @@ def last_chunk(job: Job, body: SamplingBody) -> dict[str, Any] | None:
 
 
 def closing_fields(job: Job) -> dict[str, Any]:
-    """Return usage and statistics of a whole response."""
     metrics = metrics_json(job)
     return {"usage": usage_json(job), **({} if metrics is None else {"metrics": metrics})}
 

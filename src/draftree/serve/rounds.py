@@ -33,14 +33,7 @@ RETRY_SECONDS = 30
 
 @dataclass(frozen=True, slots=True)
 class FeedRound:
-    """One round of one model.
-
-    Attributes:
-        number: running number over all models; a gap means that a reader missed rounds.
-        model: name of the model.
-        time: end of the round in seconds since 1970.
-        record: its record.
-    """
+    """One round of one model; a gap in the `number` over all models means that a reader missed rounds."""
 
     number: int
     model: str
@@ -48,7 +41,6 @@ class FeedRound:
     record: RoundRecord
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values without any text or token."""
         record = self.record
         seconds = {
             "plan": record.plan_seconds,
@@ -89,12 +81,7 @@ class Reader:
 
 @final
 class RoundFeed:
-    """The last rounds. `listener` is for engines' threads, the rest for the event loop.
-
-    Args:
-        size: rounds that are kept.
-        max_readers: maximum number of readers at the same time; None for no limit.
-    """
+    """The last rounds. `listener` is for engines' threads, the rest for the event loop."""
 
     def __init__(self, size: int = KEPT, *, max_readers: int | None = None) -> None:
         self._max_readers = max_readers
@@ -106,12 +93,9 @@ class RoundFeed:
 
     @property
     def num_readers(self) -> int:
-        """Number of current readers."""
         return len(self._readers)
 
     def listener(self, model: str) -> Callable[[RoundRecord], None]:
-        """Return the listener of a model's rounds."""
-
         def push(record: RoundRecord) -> None:
             if not self._readers:
                 return
@@ -124,7 +108,6 @@ class RoundFeed:
 
     @contextlib.contextmanager
     def reader(self) -> Iterator[Reader]:
-        """Register a reader of the rounds from now on, until the block ends."""
         with self._lock:
             if self._max_readers is not None and len(self._readers) >= self._max_readers:
                 raise _too_many_readers(self._max_readers)
@@ -137,7 +120,6 @@ class RoundFeed:
                 del self._readers[found.arrived]
 
     async def read(self) -> AsyncGenerator[list[FeedRound], None]:
-        """Yield the batches of a new reader, as `batches`."""
         with self.reader() as found:
             async for batch in self.batches(found):
                 yield batch
@@ -155,7 +137,6 @@ class RoundFeed:
                 await asyncio.sleep(PAUSE_SECONDS)
 
     def close(self) -> None:
-        """End all readers."""
         with self._lock:
             self._is_closed = True
             self._wake()
@@ -179,7 +160,6 @@ def _too_many_readers(count: int) -> ApiError:
 
 
 def trace_paths(settings: ServerSettings) -> list[Path]:
-    """Return the files of the traces, one for each model in their order; none unless traces are requested."""
     if settings.record is None:
         return []
     path = Path(settings.record)
@@ -222,7 +202,6 @@ class ServerTraces:
         return writer
 
     def close(self) -> None:
-        """Write the texts of the tokens, and close the files; the engines have ended."""
         for writer, stream, model in self._open:
             writer.end(pieces_of(model.tokenizer))
             stream.close()

@@ -47,13 +47,7 @@ LAST_BYTES_SECONDS = 1
 
 
 class DrainingServer(uvicorn.Server):
-    """A uvicorn server that finishes running requests after the first signal, and ends at once after the second.
-
-    Args:
-        config: of uvicorn.
-        server: the state that is drained.
-        drain_timeout: seconds for running requests.
-    """
+    """A uvicorn server that finishes running requests after the first signal, and ends at once after the second."""
 
     def __init__(self, config: uvicorn.Config, server: Server, *, drain_timeout: float) -> None:
         super().__init__(config)
@@ -82,11 +76,9 @@ class DrainingServer(uvicorn.Server):
                 signal.signal(number, handler)
 
     async def on_tick(self, counter: int) -> bool:
-        """Return whether the server ends: after a signal, or when the model lost a process."""
         return await super().on_tick(counter) or self.server.lost_process is not None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to drain; at the second signal, end."""
         if self.signal is not None:
             self.is_clean = False
             self.force_exit = True
@@ -94,7 +86,6 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuse new requests, wait for the running ones, and close all connections."""
         for listener in self.servers:
             listener.close()
         self.server.begin_drain()
@@ -121,24 +112,9 @@ def run_server(
     on_ready: Callable[[str, Sequence[ServedModel]], None],
     verify: VerifySettings | None = None,
 ) -> int:
-    """Serve until a signal arrives.
+    """Serve until a signal arrives, and return the exit status; a failed load, or a signal during it, is raised.
 
-    Args:
-        settings: of the server.
-        keys: API keys.
-        listener: a bound socket.
-        on_ready: called with the server's URL and the models when all are loaded.
-        verify: settings for devices that draft; None verifies no drafts of clients.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        ConfigurationError: certificate or key cannot be used, or the layers of a model cannot be divided.
-        DraftreeError: a model cannot be loaded.
-        RankError: a process ended that computes the model with this one.
-        KeyboardInterrupt: Ctrl-C before the models were loaded.
-        SystemExit: SIGTERM before the models were loaded.
+    `on_ready` gets the server's URL and the models when all are loaded.
     """
     tls: dict[str, Any] = tls_options(settings)
     pool = ModelPool()
@@ -197,12 +173,7 @@ async def _serve(
 
 
 class Loading:
-    """Models that are loaded on a thread of their own while the server listens.
-
-    Args:
-        load: loads them.
-        server: receives them; ends if they cannot be loaded.
-    """
+    """Models that are loaded on a thread of their own while the server listens."""
 
     def __init__(self, load: Callable[[], Sequence[ServedModel]], server: DrainingServer) -> None:
         self.error: BaseException | None = None
@@ -231,7 +202,6 @@ class Loading:
 
     @property
     def is_running(self) -> bool:
-        """Whether models are still being loaded."""
         return self._thread is not None and self._thread.is_alive()
 
     def _finish(self, models: Sequence[ServedModel], on_ready: Callable[[], None]) -> None:
@@ -242,8 +212,7 @@ class Loading:
 async def warm_up(models: Sequence[ServedModel]) -> list[ServedModel]:
     """Run a short request on every model, because its first passes are slower than all others.
 
-    Returns:
-        The models whose request succeeded. The others are logged and closed.
+    Models whose request succeeded are returned; the others are logged and closed.
     """
     ready = []
     failure = None

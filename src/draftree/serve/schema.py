@@ -24,11 +24,9 @@ from draftree.serve.records import current_record
 
 
 def note(field: str, reason: str) -> None:
-    """Note that a field of the current request has no effect, or not its whole effect; once for each field.
+    """Note once that a field of the current request has no effect, or not its whole effect.
 
-    Args:
-        field: its path in the body.
-        reason: the rest of the sentence after the field, such as "is ignored: models stay loaded".
+    The `reason` is the rest of the sentence, such as "is ignored: models stay loaded".
     """
     record = current_record()
     if record is None:
@@ -42,30 +40,21 @@ def note(field: str, reason: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What the server does with a field.
-
-    Attributes:
-        reason: why the field has no effect, or what to do instead.
-        neutral: values that ask for nothing, besides null.
-        is_ignored: whether other values are accepted, too.
-    """
+    """What the server does with a field; `neutral` values ask for nothing, as null does."""
 
     reason: str
     neutral: tuple[Any, ...]
     is_ignored: bool
 
     def asks_for_nothing(self, value: object) -> bool:
-        """Return whether the field could as well be absent."""
         return value is None or any(value == one for one in self.neutral)
 
 
 def ignored(reason: str, *neutral: Any) -> Effect:
-    """Return the effect of a field that is accepted and named."""
     return Effect(reason, neutral, is_ignored=True)
 
 
 def refused(reason: str, *neutral: Any) -> Effect:
-    """Return the effect of a field that is an error unless it asks for nothing."""
     return Effect(reason, neutral, is_ignored=False)
 
 
@@ -310,7 +299,6 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _keep_known(cls, data: Any) -> Any:
-        """Note or refuse fields that this server does not have."""
         if not isinstance(data, dict):
             return data
         kept = {}
@@ -343,7 +331,6 @@ AnyBody = TypeVar("AnyBody", bound=Body)
 
 
 def validated(kind: type[AnyBody], values: Mapping[str, Any]) -> AnyBody:
-    """Return a body of these fields."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -427,7 +414,6 @@ class Prediction(Body):
 
     @property
     def text(self) -> str:
-        """The whole text."""
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content)
@@ -497,7 +483,6 @@ class SamplingBody(Body):
 
     @property
     def decoder(self) -> DecoderOptions:
-        """The options of encoder-decoder models."""
         return {
             "decoder_prompt": self.decoder_prompt,
             "source_lang": self.source_lang,
@@ -506,7 +491,6 @@ class SamplingBody(Body):
 
     @property
     def reports(self) -> DraftreeOptions:
-        """What is reported of the speculation."""
         return self.draftree or DraftreeOptions()
 
     @property
@@ -598,7 +582,6 @@ class CompletionBody(BeamBody):
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
     def prompts(self) -> list[str | list[int]]:
-        """Return the prompts, one for each text or row of ids."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if not self.prompt or isinstance(self.prompt[0], int):

@@ -35,11 +35,7 @@ Items = Sequence[Mapping[str, Any]]
 
 @final
 class ResponseStore:
-    """Items of conversations by the response that ended them.
-
-    Args:
-        max_bytes: size of all conversations; a larger one is not stored.
-    """
+    """Items of conversations by the response that ended them; those of more than `max_bytes` are not stored."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self.suffix = ""
@@ -51,7 +47,6 @@ class ResponseStore:
         self._size = 0
 
     def put(self, key: str, response: str, items: Items) -> None:
-        """Store the items of a conversation, the response's output included, for the API key of this name."""
         size = len(encode_json(items))
         if size > self._max_bytes:
             return
@@ -74,7 +69,6 @@ class ResponseStore:
         return self._kept[key, response][0]
 
     def item(self, key: str, name: str) -> Mapping[str, Any] | None:
-        """Return the item with an id; None if no stored conversation of the key has it."""
         response, item = self._by_id.get((key, name), ("", None))
         if item is not None:
             self._kept.move_to_end((key, response))
@@ -88,19 +82,14 @@ class DeviceSessions(Protocol):
     """Sessions of devices that draft, as far as the server needs them."""
 
     @property
-    def num_texts(self) -> int:
-        """Open texts of all sessions."""
+    def num_texts(self) -> int: ...
 
-    def status(self) -> dict[str, int]:
-        """Return counts for the server's status."""
+    def status(self) -> dict[str, int]: ...
 
-    async def close(self) -> None:
-        """End all sessions."""
+    async def close(self) -> None: ...
 
 
 class Server:
-    """Admits requests, counts them, and ends them in order."""
-
     def __init__(self, settings: ServerSettings, pool: ModelPool, *, keys: KeyRing) -> None:
         self.settings, self.pool, self.keys = settings, pool, keys
         self._started = SYSTEM_CLOCK()
@@ -123,7 +112,6 @@ class Server:
 
     @property
     def is_ready(self) -> bool:
-        """Whether new requests are accepted."""
         return self.pool.is_open and not self.gate.is_closed and not self.has_failed
 
     @property
@@ -139,7 +127,6 @@ class Server:
 
     @property
     def uptime(self) -> float:
-        """Seconds since it began to accept requests."""
         return SYSTEM_CLOCK() - self._started
 
     @property
@@ -149,30 +136,24 @@ class Server:
 
     @property
     def num_active(self) -> int:
-        """Number of requests that generate or wait."""
         texts = 0 if self.verify is None else self.verify.num_texts
         return self.gate.num_running + self.gate.num_waiting + texts
 
     def open(self, models: Sequence[ServedModel]) -> None:
-        """Offer models that were loaded after the start."""
         self.pool.open(models)
         self._attach(models)
 
     async def start(self) -> None:
-        """Begin to accept requests."""
         self._started = SYSTEM_CLOCK()
 
     def record_of(self, request: Request) -> RequestRecord:
-        """Return the record of a request."""
         return record_of(request.scope)
 
     def key_of(self, request: Request) -> ApiKey:
-        """Return the API key of a request."""
         return record_of(request.scope).key
 
     @asynccontextmanager
     async def admit(self, request: Request, *, texts: int, priority: int) -> AsyncIterator[None]:
-        """Wait for places at the gate, and hold them."""
         record = self.record_of(request)
         async with self.gate.enter(record.key.name, texts=texts, priority=priority) as ticket:
             record.queue_seconds = ticket.waited
@@ -180,7 +161,6 @@ class Server:
 
     @asynccontextmanager
     async def metered(self, request: Request, model: ServedModel, options: JobOptions) -> AsyncIterator[None]:
-        """Count the rounds of a request under its model and drafter."""
         record, meter = self.record_of(request), self.meters[model.name]
         record.response_id = options.request_id
         draft = options.draft if options.draft in ("none", *model.drafts) else default_draft(model)
@@ -199,7 +179,6 @@ class Server:
         self.rounds.close()
 
     async def close(self) -> None:
-        """End all requests, and free the models."""
         self.begin_drain()
         self._is_closed = True
         if self.verify is not None:
@@ -212,7 +191,6 @@ class Server:
             self._telemetry.close()
 
     def end_request(self, record: RequestRecord) -> None:
-        """Log and count a request that is over."""
         self.requests.observe(record)
         log_request(record)
         if self._telemetry is not None:
@@ -232,12 +210,10 @@ class Server:
 
 
 def default_draft(model: ServedModel) -> str:
-    """Return the drafter of requests that name none."""
     return (model.drafts or ("none",))[0]
 
 
 def guarded(app: ASGIApp, server: Server) -> ASGIApp:
-    """Return the application with logs, limits, authentication and headers around it."""
     settings = server.settings
     app = TimeLimit(app, timeout=settings.request_timeout)
     app = BodyLimit(app, max_bytes=settings.max_body_bytes, timeout=settings.body_timeout)

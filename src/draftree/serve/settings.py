@@ -28,11 +28,8 @@ SERVED_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}", re.ASCII)
 class ModelChoice:
     """One model to serve; nothing is loaded yet.
 
-    Attributes:
-        name: its name in the API.
-        source: as for `LLM`: a catalogue name, a folder, a GGUF file or a hub id. Never shown to clients.
-        aliases: other names of it in the API.
-        drafts: its drafters, the default first; empty for plain decoding.
+    The `source` is as for `LLM`, and never shown to clients. The first of `drafts` is the default; without any, the
+    model decodes plainly.
     """
 
     name: str
@@ -54,7 +51,6 @@ class ModelChoice:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Name and aliases."""
         return (self.name, *self.aliases)
 
 
@@ -86,7 +82,6 @@ def _model(text: str) -> ModelChoice:
 
 
 def _split(drafters: Sequence[str], names: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """Return the drafters of all models, and those of single models by name."""
     shared: list[str] = []
     own: dict[str, list[str]] = {}
     for text in drafters:
@@ -124,8 +119,6 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 class Group(enum.StrEnum):
-    """Groups of options in the help."""
-
     NETWORK = "Network"
     ACCESS = "Access"
     LIMITS = "Limits"
@@ -133,15 +126,7 @@ class Group(enum.StrEnum):
 
 
 def _option(default: Any, text: str, group: Group, *, word: str | None = None, least: float | None = None) -> Any:
-    """Return a field that the command line offers as an option.
-
-    Args:
-        default: its default.
-        text: its help.
-        group: its group in the help.
-        word: placeholder of its value in the help; None for the type's.
-        least: smallest allowed number.
-    """
+    """Return a field that the command line offers; `word` is the placeholder of its value in the help."""
     return dataclasses.field(default=default, metadata={"help": text, "group": group, "word": word, "least": least})
 
 
@@ -161,10 +146,7 @@ MODEL_OPTIONS = tuple(
 class ServerSettings:
     """Every option of `draftree serve`. Fields with help in their metadata are options of the command.
 
-    Times are seconds, sizes bytes.
-
-    Attributes:
-        models: the served models; the first is the default of clients that name none.
+    Times are seconds, sizes bytes. The first model is the default of clients that name none.
     """
 
     models: tuple[ModelChoice, ...]
@@ -277,12 +259,10 @@ class ServerSettings:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can connect."""
         return self.uds is not None or is_loopback(self.host.strip("[]"))
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """Names and aliases of all models."""
         return tuple(name for choice in self.models for name in choice.names)
 
     @property
@@ -291,7 +271,6 @@ class ServerSettings:
         return self.max_concurrent_requests * self.max_choices * MAX_PROMPTS
 
     def options_of(self, choice: ModelChoice) -> ModelOptions:
-        """Return the options of a model."""
         return dataclasses.replace(
             self.options,
             model=choice.source,

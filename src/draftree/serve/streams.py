@@ -26,17 +26,12 @@ CLOSED_REQUEST = 499
 
 
 class ChunkEncoder:
-    """Encodes the chunks of one stream. What all of them begin with is encoded once.
-
-    Args:
-        fields: the first fields of every chunk, at least one.
-    """
+    """Encodes the chunks of one stream. What all of them begin with is encoded once."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self._start = f"data: {encode_json(fields)[:-1]},"
 
     def event(self, own: Mapping[str, Any]) -> bytes:
-        """Return the event of a chunk, with its own fields, at least one, after the first ones."""
         return f"{self._start}{encode_json(own)[1:]}\n\n".encode("ascii")
 
 
@@ -45,13 +40,11 @@ class ClientGoneError(Exception):
 
 
 def event(content: Any, name: str | None = None) -> bytes:
-    """Return one event of plain values."""
     data = f"data: {encode_json(content)}\n\n"
     return (data if name is None else f"event: {name}\n{data}").encode("ascii")
 
 
 def error_event(error: ApiError) -> bytes:
-    """Return the event of an error after the start of a stream."""
     return event(error.body())
 
 
@@ -61,12 +54,6 @@ class EventStream(Response):
     The headers are sent with the first event, which may be empty and means that the request is accepted: an error
     before it becomes an HTTP response of its own, a later one becomes the last event. While the stream is silent,
     comments show proxies and clients that the connection is alive; the first one also sends the headers.
-
-    Args:
-        events: encoded events; closed at the end, whatever the end is.
-        done: sent after the last event.
-        on_error: returns the event of an error.
-        shape: returns the body of an error; None for OpenAI's.
     """
 
     media_type = "text/event-stream"
@@ -92,7 +79,6 @@ class EventStream(Response):
         self._sending = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response."""
         with contextlib.suppress(ClientGoneError):
             await unless_gone(receive, self._respond(scope, receive, send))
 
@@ -140,8 +126,6 @@ class EventStream(Response):
 
 
 class LineStream(EventStream):
-    """Sends lines of JSON as they come."""
-
     media_type = "application/x-ndjson"
     ping: ClassVar[bytes] = b""
 

@@ -23,14 +23,7 @@ SERVER_ERROR = 500
 
 @final
 class Telemetry:
-    """Sends a finished request as spans.
-
-    Args:
-        exporter: an exporter of spans of the OpenTelemetry SDK.
-        processor: makes the SDK's span processor from the exporter; None for batches on a thread.
-        clock: clock of the records.
-        wall: nanoseconds since 1970.
-    """
+    """Sends a finished request as spans."""
 
     def __init__(
         self,
@@ -56,7 +49,6 @@ class Telemetry:
 
     @classmethod
     def sending_to(cls, endpoint: str) -> Telemetry:
-        """Return a sender to a collector."""
         require_extra("telemetry", "OpenTelemetry spans need", error=ConfigurationError)
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -92,7 +84,6 @@ class Telemetry:
         span.end(at(record.start + record.seconds))
 
     def close(self) -> None:
-        """Send what is left, and end the thread."""
         self._provider.shutdown()
 
 
@@ -110,7 +101,6 @@ def _parent(traceparent: str | None) -> Any:
 
 
 def _phases(record: RequestRecord) -> Iterator[tuple[str, float, float]]:
-    """Yield name, start and end of the phases of a request, on the clock of the record."""
     start, end = record.start, record.start + record.seconds
     queued = start + (record.queue_seconds or 0.0)
     if record.queue_seconds is not None:

@@ -247,7 +247,6 @@ async def _events(body: ChatBody, request: Request) -> AsyncGenerator[bytes, Non
 
 
 def _chat_body(body: PromptBody) -> ChatBody:
-    """Return the request in the form of /v1/chat/completions."""
     fields: dict[str, Any] = {"model": body.model, "messages": [*_messages(body)]}
     if body.tools:
         fields["tools"] = [_function(tool) for tool in body.tools]
@@ -367,7 +366,6 @@ class MessageWriter:
         }
 
     def read(self, part: AnswerUpdate) -> list[dict[str, Any]]:
-        """Return the events of an update."""
         events = [one for delta in part.deltas for one in self._delta(delta)]
         if part.update.is_last:
             events += self._finish(part)

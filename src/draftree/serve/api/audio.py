@@ -37,13 +37,7 @@ MAX_FIELDS = 64
 
 @dataclass(frozen=True, slots=True)
 class FormField:
-    """A field of a form.
-
-    Attributes:
-        name: its name.
-        filename: name of the file that it holds; None for a value.
-        data: the content.
-    """
+    """A field of a form; `filename` is None for a value."""
 
     name: str
     filename: str | None
@@ -51,7 +45,6 @@ class FormField:
 
 
 def parse_form(content_type: str, body: bytes) -> list[FormField]:
-    """Return the fields of a form in their order."""
     header = Message()
     header["Content-Type"] = content_type
     boundary = header.get_param("boundary")
@@ -112,7 +105,6 @@ class AudioForm(Body):
 
     @property
     def has_timestamps(self) -> bool:
-        """Whether the answer holds timestamps."""
         return self.response_format in WITH_TIMESTAMPS
 
 
@@ -137,7 +129,6 @@ Form = TypeVar("Form", bound=AudioForm)
 
 
 def read_form(kind: type[Form], fields: list[FormField]) -> tuple[Form, bytes]:
-    """Return a form and its file."""
     values: dict[str, Any] = {}
     file: bytes | None = None
     for field in fields:

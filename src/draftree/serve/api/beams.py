@@ -72,12 +72,8 @@ NAMES = tuple(
 
 @dataclass(frozen=True, slots=True)
 class BeamOptions:
-    """Checked options of a body.
-
-    Attributes:
-        given: parameters of the search.
-        phrases: texts that every result contains.
-        allowed: texts that a result may be; empty for any.
+    """Checked options of a body: a result contains all `phrases`, and is one of the texts of `allowed` if there are
+    any.
     """
 
     given: Mapping[str, Any]
@@ -97,12 +93,7 @@ class BeamOptions:
     async def encoded(
         self, params: BeamSearchParams, encode: Callable[[str], Awaitable[Sequence[int]]]
     ) -> BeamSearchParams:
-        """Return the parameters with the token ids of the texts.
-
-        Args:
-            params: made from `checked_as`.
-            encode: returns the token ids of a text.
-        """
+        """Return the parameters, made from `checked_as`, with the token ids of the texts."""
         if self.phrases:
             params = replace(params, force_words_ids=await _ids("force_phrases", self.phrases, encode))
         if self.allowed:
@@ -121,12 +112,7 @@ async def _ids(
 
 
 def beam_options(body: Mapping[str, Any] | None, seed: int | None) -> BeamOptions:
-    """Return the options of a body.
-
-    Args:
-        body: the field; null values are those of the preset.
-        seed: that of the body, for searches that draw.
-    """
+    """Return the options of a body; null values are those of the preset."""
     given = {name: value for name, value in (body or {}).items() if value is not None}
     for name in given:
         _require_known(name)
@@ -218,13 +204,8 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 class BeamRequest:
     """The parameters of a beam search in a body.
 
-    Attributes:
-        params: of the search, whose limit of tokens is 1 if the body has none.
-        limit: maximum number of tokens of a text; None for as many as fit.
-        names: body field of each parameter that has another name there.
-        prompt: sampling parameters for the limits and the truncation of prompts.
-        options: of the field `beam_options`.
-        has_logprobs: whether the log-probabilities of the tokens are wanted.
+    If the body has no limit of tokens, `limit` is None, and that of `params` is 1. `prompt` has what limits and
+    truncates prompts, `names` the body's fields of parameters that have another name there.
     """
 
     params: BeamSearchParams
@@ -236,17 +217,9 @@ class BeamRequest:
 
     @property
     def width(self) -> int:
-        """Number of beams."""
         return self.params.beam_width
 
     def for_prompt(self, settings: ServerSettings, length: int, context: int) -> BeamSearchParams:
-        """Return the parameters for a prompt.
-
-        Args:
-            settings: limits of the server.
-            length: tokens of the prompt.
-            context: maximum number of tokens of prompt and text.
-        """
         room = context - length
         name = self.names["max_new_tokens"]
         if room < 1:
@@ -274,7 +247,6 @@ class BeamRequest:
 
 
 def completion_request(body: CompletionBody, settings: ServerSettings) -> BeamRequest:
-    """Return the beam search of a plain completion."""
     limit = completion_limit(body)
     if body.logprobs:
         raise _refused("logprobs", body.logprobs, "set it to 0 for the log-probabilities of the chosen tokens")
@@ -284,7 +256,6 @@ def completion_request(body: CompletionBody, settings: ServerSettings) -> BeamRe
 
 
 def chat_request(body: ChatBody, settings: ServerSettings) -> BeamRequest:
-    """Return the beam search of a chat completion."""
     limit, name = chat_limit(body)
     return _request(body, settings, limit, name, has_logprobs=bool(body.logprobs))
 
@@ -334,7 +305,6 @@ def _request(
 
 
 def _require_size(settings: ServerSettings, width: int, limit: int | None, names: dict[str, str]) -> None:
-    """Refuse a search that is larger than the server allows."""
     most, name = settings.max_beam_tokens, names["beam_width"]
     if not most:
         raise invalid("this server runs no beam searches: leave 'use_beam_search' out", "use_beam_search")
@@ -363,13 +333,7 @@ FINISH_REASONS = {"length": "length"}
 @final
 @dataclass(frozen=True, slots=True)
 class BeamTexts:
-    """The results of one request.
-
-    Attributes:
-        results: one for each prompt.
-        num_choices: texts that were requested for each prompt; choice `prompt * num_choices + rank`.
-        has_logprobs: whether choices have the log-probabilities of their tokens.
-    """
+    """The results of all prompts; choice `prompt * num_choices + rank`."""
 
     results: Sequence[BeamResult]
     num_choices: int
@@ -381,7 +345,6 @@ class BeamTexts:
         return [found for result in self.results for found in result.hypotheses]
 
     def usage(self) -> dict[str, Any]:
-        """Return `usage`: the tokens of the prompts and of the returned texts."""
         prompts = sum(len(result.prompt_token_ids) for result in self.results)
         written = sum(len(found.tokens) for found in self.hypotheses)
         return {
@@ -392,7 +355,6 @@ class BeamTexts:
         }
 
     def _placed(self) -> list[tuple[int, BeamResult, Hypothesis]]:
-        """Return the choices with their index and their result."""
         return [
             (place * self.num_choices + rank, result, found)
             for place, result in enumerate(self.results)
@@ -400,13 +362,6 @@ class BeamTexts:
         ]
 
     def completion(self, body: CompletionBody, head: Head, echoed: Sequence[str]) -> dict[str, Any]:
-        """Return the object of a plain completion.
-
-        Args:
-            body: the request.
-            head: identity of the response.
-            echoed: the text of every prompt, if it is part of the texts; else empty.
-        """
         texts, choices = head.model.texts if self.has_logprobs else None, []
         for index, result, found in self._placed():
             before = echoed[index // self.num_choices] if echoed else ""
@@ -426,7 +381,6 @@ class BeamTexts:
         return {**head.fields("text_completion"), "choices": choices, "usage": self.usage()}
 
     def chat(self, body: ChatBody, head: Head) -> dict[str, Any]:
-        """Return the object of a chat completion."""
         choices = []
         for index, _, found in self._placed():
             logprobs = None
@@ -475,16 +429,6 @@ async def searched(
     """Admit a request, search all its prompts, and return the texts; cancelling the task ends the searches.
 
     A request takes a place at the gate for each beam.
-
-    Args:
-        request: of the client.
-        model: the model.
-        prompts: texts, token ids or messages.
-        asked: parameters of all prompts.
-        priority: lower numbers go first among the requests of the key.
-        response_id: id of the response.
-        decoder: options of encoder-decoder models.
-        encode: encodes a prompt; None for `AsyncLLM.prompts.encode`.
     """
     server = server_of(request)
     record = server.record_of(request)
@@ -516,7 +460,6 @@ async def searched(
 
 
 def _encoder(model: ServedModel, encode: Encode | None, source_lang: str | None) -> Encode:
-    """Return the function from a prompt to token ids."""
     if source_lang is not None and encode is not None:
         raise invalid(
             "'source_lang' states the language of a text, and a chat template has no place for it: leave it out",

@@ -121,8 +121,6 @@ def _other_fields(message: Message, template: str, place: str) -> dict[str, Any]
 
 @final
 class ChatWriter:
-    """The JSON of one answer."""
-
     def __init__(self, job: Job, body: ChatBody, head: Head, plan: ToolPlan) -> None:
         self._job, self._body, self._head, self._plan = job, body, head, plan
         self._report = Report(job, body)
@@ -133,7 +131,6 @@ class ChatWriter:
         """Log-probabilities of tokens whose text is not certain yet."""
 
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
-        """Return the response object of finished texts."""
         body, texts = self._body, self._job.served.texts
         found = self._fields("chat.completion")
         found["choices"] = [self._choice(index, done) for index, done in enumerate(completions)]
@@ -145,7 +142,6 @@ class ChatWriter:
         return found
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the encoded chunks of a stream, one for each update of a text."""
         encoder = ChunkEncoder(self._fields("chat.completion.chunk"))
         async for found in self._job.updates():
             data = b""
@@ -251,7 +247,6 @@ def _reason(reason: str, parser: AnswerParser) -> str:
 
 
 def _answer_message(deltas: Iterable[Delta]) -> dict[str, Any]:
-    """Return the message of a whole answer."""
     text = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
     calls: list[dict[str, Any]] = []
     for delta in deltas:
@@ -268,7 +263,6 @@ def _answer_message(deltas: Iterable[Delta]) -> dict[str, Any]:
 
 
 def _delta(deltas: Iterable[Delta]) -> dict[str, Any]:
-    """Return the delta of a chunk."""
     text = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
     calls = [_call(delta) for delta in deltas if isinstance(delta, CallDelta)]
     return {**_reasoning(deltas), **({"content": text} if text else {}), **({"tool_calls": calls} if calls else {})}
@@ -344,7 +338,6 @@ def _encoder(
     tools: Sequence[Mapping[str, Any]] | None = None,
     names: Mapping[str, str] = NO_NAMES,
 ) -> Encode:
-    """Return the function from messages to token ids."""
     variables = reasoning_variables(
         model,
         effort=body.reasoning_effort,
@@ -363,30 +356,18 @@ def _encoder(
 
 @dataclass(frozen=True, slots=True)
 class AnswerUpdate:
-    """New parts of an answer."""
-
     deltas: Sequence[Delta]
     update: Update
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A running answer.
-
-    Attributes:
-        job: its texts.
-        head: identity of the response.
-        plan: its tools.
-        shows_reasoning: whether the response has its reasoning.
-    """
-
     job: Job
     head: Head
     plan: ToolPlan
     shows_reasoning: bool
 
     async def updates(self) -> AsyncIterator[AnswerUpdate]:
-        """Yield the parts of the first text, parsed."""
         parser = self.plan.parser(self.job.options.reasoning)
         async for found in self.job.updates():
             deltas = parser.push("".join(piece.text for piece in found.update.pieces))
@@ -408,12 +389,8 @@ async def running_chat(
 ) -> AsyncIterator[Chat]:
     """Start the answers of a conversation, and abort what is unfinished at the end.
 
-    Args:
-        body: the request.
-        request: of the client.
-        prefix: of the id of the response.
-        names: fields of `body` that the client's request has under another name.
-        clips_tokens: whether a `max_tokens` that does not fit is reduced.
+    `names` are those that the client's request has for fields of `body`; `clips_tokens` reduces a `max_tokens` that
+    does not fit.
     """
     model = _model(body, request)
     params, renamed = chat_params(body)
@@ -445,7 +422,6 @@ async def running_chat(
 
 
 async def encoded_chat(body: ChatBody, request: Request) -> Sequence[int]:
-    """Return the token ids of a conversation."""
     model = _model(body, request)
     plan = await _plan(body, model)
     messages = plan.messages(template_messages(body.messages, model.chat_template), model.chat_template)

@@ -51,7 +51,6 @@ Responses = dict[int | str, dict[str, Any]]
 
 
 def documented_errors(body: type[BaseModel]) -> Responses:
-    """Return the documented error responses of endpoints whose errors have this body."""
     return {status: {"model": body, "description": text} for status, text in DESCRIPTIONS.items()}
 
 
@@ -81,7 +80,6 @@ GENERATED: dict[int | str, dict[str, Any]] = {
 
 
 def server_of(request: Request) -> Server:
-    """Return the server of a request."""
     server: Server = request.app.state.server
     return server
 
@@ -105,17 +103,7 @@ async def running_job(
     encode: Encode | None = None,
     is_chat: bool = False,
 ) -> AsyncIterator[Job]:
-    """Admit a request and queue its prompts; at the end, abort what is unfinished.
-
-    Args:
-        request: of the client.
-        model: the model.
-        prompts: texts, token ids or messages.
-        params: sampling parameters of all prompts.
-        options: how the texts are generated.
-        encode: encodes a prompt; None for `AsyncLLM.prompts.encode`.
-        is_chat: whether the texts are answers in a conversation, which may begin with reasoning.
-    """
+    """Admit a request and queue its prompts; at the end, abort what is unfinished."""
     server = server_of(request)
     options, encode = _encoding(model, options, encode)
     params = with_read_prediction(params, model, options.draft or default_draft(model))
@@ -154,7 +142,6 @@ async def running_job(
 
 
 def _note(record: RequestRecord, job: Job) -> None:
-    """Note the counts of a job, finished or not."""
     stats = job.stats()
     record.prompt_tokens = sum(len(submission.prompt_ids) for submission in job.submissions)
     record.cached_tokens = sum(one.cached_tokens for one in stats)

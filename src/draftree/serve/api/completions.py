@@ -33,15 +33,6 @@ KIND = "text_completion"
 
 @final
 class CompletionWriter:
-    """The JSON of the continuations of some prompts.
-
-    Args:
-        job: the texts.
-        body: of the request.
-        head: identity of the response.
-        echoed: the text of every prompt, if it is part of the texts; else empty.
-    """
-
     def __init__(self, job: Job, body: CompletionBody, head: Head, echoed: Sequence[str]) -> None:
         self._job, self._body, self._echoed = job, body, echoed
         self._fields = head.fields(KIND)
@@ -51,12 +42,10 @@ class CompletionWriter:
         self._num_sent = 0
 
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
-        """Return the response object of finished texts."""
         choices = [self._choice(index, done) for index, done in enumerate(completions)]
         return {**self._fields, "choices": choices, **closing_fields(self._job)}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the encoded chunks of a stream, one for each update of a text."""
         encoder = ChunkEncoder(self._fields)
         async for found in self._job.updates():
             self._num_sent += len(found.update.token_ids)
@@ -87,7 +76,6 @@ class CompletionWriter:
         return choice
 
     def _chunk(self, found: ChoiceUpdate) -> dict[str, Any] | None:
-        """Return the own fields of the chunk of an update; None if it has nothing to show."""
         body, index, update = self._body, found.index, found.update
         drops, is_first = self._job.options.drops_text, index not in self._begun
         self._begun.add(index)
@@ -174,14 +162,6 @@ async def _events(body: CompletionBody, request: Request) -> AsyncGenerator[byte
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """Running continuations of prompts.
-
-    Attributes:
-        job: the texts.
-        head: identity of the response.
-        params: sampling parameters of the request.
-    """
-
     job: Job
     head: Head
     params: SamplingParams
@@ -196,14 +176,9 @@ async def running_completion(
     files: Sequence[SourceFile] | None = None,
     clips_tokens: bool = False,
 ) -> AsyncIterator[Continuation]:
-    """Start the continuations of prompts, and abort what is unfinished at the end.
+    """Start the continuations of prompts, and abort what is unfinished at the end; arguments as for `running_chat`.
 
-    Args:
-        body: the request.
-        request: of the client.
-        names: fields of `body` that the client's request has under another name.
-        files: other files of the repository, for a prompt with a gap even if its suffix is empty.
-        clips_tokens: whether a `max_tokens` that does not fit is reduced.
+    With other `files` of a repository, a prompt has a gap even if its suffix is empty.
     """
     model = model_of(request, body.model)
     prompts = _prompts(body)
@@ -236,7 +211,6 @@ def _filling(
     files: Sequence[SourceFile],
     names: Mapping[str, str],
 ) -> tuple[SamplingParams, Encode]:
-    """Return the parameters and the encoder of prompts with a suffix."""
     if not all(isinstance(prompt, str) for prompt in body.prompts()):
         raise invalid("'suffix' belongs to prompts that are texts: send texts, or leave it out", "suffix")
     if params.truncate_prompt_tokens is not None:

@@ -38,7 +38,6 @@ class EmbeddingsBody(Body):
     pooling: Literal["mean", "last"] | None = None
 
     def inputs(self) -> list[str | list[int]]:
-        """Return the texts, one for each text or row of ids."""
         if isinstance(self.input, str):
             return [self.input]
         if not self.input or isinstance(self.input[0], int):

@@ -106,7 +106,6 @@ def _end(running: Continuation, reason: str, stop_reason: str | int | None) -> d
 
 
 def _completion(body: InfillBody) -> CompletionBody:
-    """Return the request in the form of /v1/completions."""
     same = ("model", "stop", "stream", "temperature", "top_k", "top_p", "min_p", "seed", "draft")
     fields = {name: getattr(body, name) for name in (*same, "presence_penalty", "frequency_penalty")}
     fields |= {"prompt": body.input_prefix + (body.prompt or ""), "suffix": body.input_suffix}

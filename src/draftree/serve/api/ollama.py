@@ -114,7 +114,6 @@ class PromptBody(Body):
     draft: str | None = Field(None, description="as in /v1/chat/completions")
 
     def fields(self, model: str) -> dict[str, Any]:
-        """Return the fields in OpenAI's form, for a served model."""
         options = Options.model_validate({}) if self.options is None else self.options
         found = options.model_dump(exclude={"num_predict"}, exclude_none=True)
         # as many as fit, by default and for every negative number
@@ -127,11 +126,9 @@ class PromptBody(Body):
 
     @property
     def num_logprobs(self) -> int | None:
-        """The number of most likely tokens to report; None for no log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def chat(self, model: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> ChatBody:
-        """Return the request of an answer in OpenAI's form."""
         is_level = isinstance(self.think, str)
         return validated(
             ChatBody,
@@ -297,8 +294,6 @@ async def show(body: ShowRequest, request: Request) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """New parts of a text."""
-
     job: Job
     deltas: Sequence[Delta]
     update: Update
@@ -373,7 +368,6 @@ class _Calls:
         self._name, self._arguments = "", ""
 
     def read(self, part: _Part) -> list[dict[str, Any]]:
-        """Return the calls that a part completes."""
         found: list[dict[str, Any]] = []
         for delta in part.deltas:
             if isinstance(delta, CallDelta):
@@ -401,7 +395,6 @@ def _logprobs(part: _Part) -> dict[str, Any]:
 
 
 def _end(part: _Part) -> dict[str, Any]:
-    """Return the log-probabilities, and the counts and times of a finished text."""
     if not part.update.is_last:
         return _logprobs(part)
     usage, (stats, *_) = usage_json(part.job), part.job.stats()

@@ -118,7 +118,6 @@ class ResponsesBody(SamplingBody):
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether the text comes with log-probabilities."""
         return LOGPROBS in (self.include or ())
 
 
@@ -159,7 +158,6 @@ def items_of(
 def messages_of(
     instructions: str | None, items: Sequence[Mapping[str, Any]], *, num_previous: int
 ) -> list[dict[str, Any]]:
-    """Return the messages of a conversation, with the instructions as the first one."""
     messages: list[dict[str, Any]] = []
     if instructions:
         messages.append({"role": "system", "content": instructions})
@@ -259,7 +257,6 @@ def chat_tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | Non
 
 
 def chat_tool_choice(choice: object) -> object:
-    """Return a tool choice in the form of /v1/chat/completions."""
     if isinstance(choice, Mapping) and choice.get("type") == "function" and set(choice) == {"type", "name"}:
         return {"type": "function", "function": {"name": choice["name"]}}
     return choice
@@ -288,11 +285,9 @@ class ResponseWriter:
         self._end: dict[str, Any] = {}
 
     def start(self) -> list[Event]:
-        """Return the first events."""
         return [self._event(kind, response=self.response()) for kind in ("response.created", "response.in_progress")]
 
     def read(self, found: ChoiceUpdate) -> list[Event]:
-        """Return the events of an update."""
         update = found.update
         events = self._report_events(found)
         logprobs: list[Any] = []
@@ -315,7 +310,6 @@ class ResponseWriter:
         return events
 
     def finish(self, finish_reason: str) -> list[Event]:
-        """Return the last events of a text that ended for this reason."""
         is_cut = finish_reason == "length"
         events = [] if self._output else self._open_message()
         events += self._close("incomplete" if is_cut else "completed")
@@ -328,14 +322,12 @@ class ResponseWriter:
         return [*events, self._event(f"response.{self._end['status']}", response=self.response())]
 
     def fail(self, error: ApiError) -> list[Event]:
-        """Return the last events of a text that failed."""
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
         events = self._close("incomplete")
         self._end = {"status": "failed", "error": {"code": code, "message": error.message}}
         return [*events, self._event("response.failed", response=self.response())]
 
     def response(self) -> dict[str, Any]:
-        """Return the response object as it is now."""
         body = self._body
         model = self._head.model.llm.llm
         sampling = model.requests.resolved(self._job.params).sampling
@@ -408,7 +400,6 @@ class ResponseWriter:
         return self._open_text("msg", {"type": "message", "role": "assistant"}, TEXT_PART)
 
     def _open_text(self, prefix: str, item: dict[str, Any], empty: dict[str, Any]) -> list[Event]:
-        """Open an item with one part, and return the events."""
         events = self._open(prefix, {**item, "content": []})
         part = _copy(empty)
         self._output[-1]["content"] = [part]
@@ -437,7 +428,6 @@ class ResponseWriter:
         return [*events, added]
 
     def _close(self, status: str) -> list[Event]:
-        """Return the last events of the open item; none if all items are complete."""
         if not self._is_open:
             return []
         self._is_open = False
@@ -561,7 +551,6 @@ class _Conversation:
 
     @classmethod
     def of(cls, body: ResponsesBody, request: Request) -> _Conversation:
-        """Look up what a request refers to."""
         server = server_of(request)
         key, name = server.key_of(request).name, body.previous_response_id
         previous = () if name is None else server.responses.get(key, name)
@@ -574,24 +563,19 @@ class _Conversation:
 
     @property
     def items(self) -> list[Mapping[str, Any]]:
-        """All items."""
         return [*self.previous, *self.given]
 
     def messages(self) -> list[dict[str, Any]]:
-        """Return the messages that the items stand for."""
         return messages_of(self.instructions, self.items, num_previous=len(self.previous))
 
 
 @dataclass(frozen=True, slots=True)
 class _Response:
-    """A running response, and the conversation that it ends."""
-
     job: Job
     writer: ResponseWriter
     conversation: _Conversation
 
     def keep(self, body: ResponsesBody, request: Request) -> None:
-        """Store the conversation of the finished response, unless the request says otherwise."""
         if body.store is not False:
             server = server_of(request)
             response = self.writer.response()

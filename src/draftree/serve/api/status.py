@@ -22,7 +22,6 @@ router = APIRouter()
 
 
 def model_json(model: ServedModel, name: str) -> dict[str, Any]:
-    """Return a model under one of its names, with vLLM's and our own extra fields."""
     return {
         "id": name,
         "object": "model",
@@ -93,7 +92,6 @@ HELLO = b": rounds\n\n"
 
 
 def model_status(server: Server, model: ServedModel) -> dict[str, Any]:
-    """Return facts and recent rates of a model."""
     llm, rates = model.llm.llm, server.meters[model.name].rates()
     return {
         "name": model.name,

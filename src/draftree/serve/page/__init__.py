@@ -35,8 +35,6 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """One file of the page, in memory."""
-
     content: bytes
     media_type: str
     etag: str
@@ -50,7 +48,6 @@ class PageFile:
 
 
 def read_files(folder: Path = FOLDER) -> dict[str, PageFile]:
-    """Return the files of the page by name."""
     return {path.name: _read(path) for path in sorted(folder.iterdir()) if path.suffix in MEDIA_TYPES}
 
 

@@ -46,13 +46,11 @@ class PrefixRouter(RequestRouter):
     """Routes `HttpRequest` arguments; other calls go to the less busy of two random replicas."""
 
     def initialize_state(self, **policy: Any) -> None:
-        """Take the constants of the choice, as keyword arguments of `RoutingPolicy`."""
         self._routing = PrefixRouting(RoutingPolicy(**policy))
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Return groups of replicas in order of preference."""
         request = _request_of(pending_request)
         found = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         cache = self.replica_queue_len_cache
@@ -66,7 +64,6 @@ class PrefixRouter(RequestRouter):
         ]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: Any, result: Any) -> None:
-        """Note the prompt that the replica serves now."""
         blocks = _request_of(pending_request).blocks
         if blocks:
             self._routing.index.record(replica_id.unique_id, blocks)
@@ -78,25 +75,20 @@ def _request_of(pending: PendingRequest | None) -> HttpRequest:
 
 
 class Replica:
-    """One engine and the server's ASGI app."""
-
     async def __init__(self, settings: ServerSettings, threads: int) -> None:  # type: ignore[misc]
         torch.set_num_threads(threads)
         self._id: str = serve.get_replica_context().replica_id.unique_id
         self._app = await LoadedApp.load(settings, threads=threads, replica=self._id)
 
     async def handle(self, request: HttpRequest) -> AsyncGenerator[Part, None]:
-        """Yield the answer of the app to one request."""
         async with aclosing(call_app(self._app.app, request, replica=self._id)) as parts:
             async for part in parts:
                 yield part
 
     async def answer(self, request: HttpRequest) -> list[Part]:
-        """Return the complete answer of the app to one request."""
         return [part async for part in self.handle(request)]
 
     async def describe(self) -> dict[str, Any]:
-        """Return id, process id, threads and running sequences of this replica."""
         facts = {"replica": self._id, "pid": os.getpid(), "threads": torch.get_num_threads()}
         return facts | {"num_running": self._app.num_running}
 
@@ -110,14 +102,11 @@ class Replica:
 
 
 class HandleReplicas:
-    """The replicas of a deployment, for the proxy."""
-
     def __init__(self, handle: DeploymentHandle) -> None:
         self._all = handle
         self._handle = handle.options(method_name="handle", stream=True)
 
     async def stream(self, request: HttpRequest) -> AsyncGenerator[Part, None]:
-        """Yield the answer of the replica that the router chooses."""
         parts = self._handle.remote(request)
         try:
             async for part in parts:
@@ -134,7 +123,6 @@ class HandleReplicas:
             parts.cancel()
 
     async def everywhere(self, request: HttpRequest) -> list[list[Part]]:
-        """Return the complete answers of all replicas that give one."""
         answers = await self._all.broadcast("answer", request).results_async(return_exceptions=True)
         return [answer for answer in answers if not isinstance(answer, BaseException)]
 
@@ -145,7 +133,6 @@ def ingress_app() -> App:
 
 
 async def _forward(scope: Scope, receive: Receive, send: Send) -> None:
-    """Call the proxy of this process."""
     if scope["type"] == "lifespan":
         # starts before the ingress object exists
         while (message := await receive())["type"] != "lifespan.shutdown":
@@ -157,20 +144,11 @@ async def _forward(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class Ingress:
-    """The proxy in front of the replicas.
-
-    Args:
-        replicas: handle of the deployment `Replica`.
-        max_body_bytes: size of a request's body.
-        body_timeout: seconds in which a body must arrive.
-    """
-
     def __init__(self, replicas: DeploymentHandle, *, max_body_bytes: int, body_timeout: float) -> None:
         self._proxy = Proxy(HandleReplicas(replicas))
         self.app = BodyLimit(self._proxy, max_bytes=max_body_bytes, timeout=body_timeout)
 
     async def describe(self) -> dict[str, Any]:
-        """Return how many times requests were repeated."""
         return {"num_repeated": self._proxy.num_repeated}
 
 
@@ -184,7 +162,6 @@ SPARE_SECONDS = 5.0
 
 
 def build(settings: ServerSettings, options: ReplicaOptions) -> serve.Application:
-    """Return the application for `serve.run`."""
     options.require_fit(settings)
     threads = options.threads(settings)
     deadline = settings.drain_timeout + SPARE_SECONDS
@@ -242,11 +219,7 @@ def _scaling(settings: ServerSettings, options: ReplicaOptions) -> dict[str, Any
 def run_replicas(settings: ServerSettings, options: ReplicaOptions, *, on_ready: Callable[[str], None]) -> None:
     """Serve with replicas on this machine until SIGTERM or Ctrl-C; then finish running requests.
 
-    Args:
-        settings: of the server; host and port are those of Ray Serve's HTTP proxy. Threads and memory are those of one
-            replica; without them, replicas share what this machine has.
-        options: number, resources and health checks of replicas.
-        on_ready: called with the server's URL when all replicas run.
+    Threads and memory of the settings are those of one replica; without them, replicas share what this machine has.
     """
     options.require_fit(settings)
     start_ray(options, settings)
@@ -292,7 +265,6 @@ def with_memory(settings: ServerSettings, options: ReplicaOptions) -> ServerSett
 
 
 def start_ray(options: ReplicaOptions, settings: ServerSettings) -> None:
-    """Start Ray on this machine, and Ray Serve's HTTP proxy with the address of the settings."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(
         num_cpus=options.machine_cpus(settings),

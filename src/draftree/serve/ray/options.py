@@ -35,21 +35,8 @@ MEBIBYTE = 2**20
 class ReplicaOptions:
     """Number, resources and health checks of replicas. Times are seconds.
 
-    Attributes:
-        num_replicas: fixed number; None for autoscaling between `min_replicas` and `max_replicas`.
-        min_replicas: least number with autoscaling.
-        max_replicas: largest number with autoscaling.
-        target_ongoing_requests: requests per replica that autoscaling aims at; None for half of the requests that a
-            replica runs at the same time.
-        upscale_delay: time above the target before replicas are added.
-        downscale_delay: time below the target before replicas are removed.
-        cpus_per_replica: CPUs that Ray reserves; None for the threads of the replica's processes.
-        gpus_per_replica: GPUs that Ray reserves; of a divided model one for each process.
-        num_proxies: processes that forward requests.
-        health_check_period: time between checks of a replica.
-        health_check_timeout: time after which a check has failed.
-        object_store_bytes: shared memory of Ray; answers are small and do not pass through it.
-        routing: constants of the choice of a replica.
+    `num_replicas` is None for autoscaling, whose target is half of the requests that a replica runs at the same time
+    unless it is given. A replica reserves a CPU for each thread, and has a GPU for each process of a divided model.
     """
 
     num_replicas: int | None = 2
@@ -92,7 +79,6 @@ class ReplicaOptions:
 
     @property
     def most_replicas(self) -> int:
-        """Largest number of replicas."""
         return self.max_replicas if self.num_replicas is None else self.num_replicas
 
     def threads(self, settings: ServerSettings) -> int:
@@ -101,20 +87,16 @@ class ReplicaOptions:
         return settings.options.threads or max(1, (usable_cores() or 1) // processes)
 
     def cpus(self, settings: ServerSettings) -> float:
-        """Return the CPUs that Ray reserves for a replica."""
         own = self.threads(settings) * settings.options.num_processes
         return own if self.cpus_per_replica is None else self.cpus_per_replica
 
     def machine_cpus(self, settings: ServerSettings) -> int:
-        """Return the CPUs that Ray may hand out on this machine: enough for the largest number of replicas."""
         return max(1, round(self.cpus(settings) * self.most_replicas + 0.5))
 
     def target_requests(self, settings: ServerSettings) -> float:
-        """Return the requests per replica that autoscaling aims at."""
         return self.target_ongoing_requests or max(1.0, settings.max_concurrent_requests / 2)
 
     def require_fit(self, settings: ServerSettings) -> None:
-        """Raise unless the settings can be honoured by replicas."""
         count = settings.options.num_processes
         if count > 1 and self.gpus_per_replica not in (0, count):
             raise ConfigurationError(
@@ -140,7 +122,6 @@ class ReplicaOptions:
 
 
 def from_environment(variables: Mapping[str, str]) -> tuple[ServerSettings, ReplicaOptions]:
-    """Read settings and options from environment variables."""
     given = {name: value for name, value in variables.items() if name.startswith(PREFIX)}
     known = [
         MODELS,

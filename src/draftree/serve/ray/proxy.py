@@ -71,9 +71,6 @@ class StreamRecord:
     This record therefore tracks texts, not events: how much of every text was sent (the content of a choice, the
     arguments of a tool call, the pieces by origin). It removes that from the repeated stream and replaces new ids by
     the first ones. A repeated text that differs is never sent: the stream ends with an error.
-
-    Args:
-        is_lines: whether events are lines of JSON.
     """
 
     def __init__(self, *, is_lines: bool = False) -> None:
@@ -90,7 +87,6 @@ class StreamRecord:
         self._own_ids: dict[str, str] = {}
 
     def restart(self) -> None:
-        """Begin with the stream of another replica."""
         self._is_repeated = True
         self._read_texts, self._read_counts, self._own_ids = {}, {}, {}
 
@@ -249,13 +245,7 @@ def _fields(event: str) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """How an endpoint answers.
-
-    Attributes:
-        is_generating: whether with a generated text: its stream can be resumed, and refusals are repeated.
-        is_lines: whether its stream is lines of JSON.
-        shape: body of its errors.
-    """
+    """How an endpoint answers. The stream of a generated text can be resumed, and refusals are repeated."""
 
     is_generating: bool = False
     is_lines: bool = False
@@ -296,12 +286,7 @@ class RefusedError(Exception):
 
 @final
 class Delivery:
-    """Sends an answer. A stream is sent as it comes, any other answer when it is complete.
-
-    Args:
-        send: the ASGI callable of the client.
-        endpoint: of the request.
-    """
+    """Sends an answer. A stream is sent as it comes, any other answer when it is complete."""
 
     def __init__(self, send: Send, endpoint: Endpoint) -> None:
         self._send = send
@@ -311,7 +296,6 @@ class Delivery:
         self.restart()
 
     def restart(self) -> None:
-        """Begin with the answer of another replica."""
         self._start: AnswerStart | None = None
         self._separator = b""
         self._waiting = b""
@@ -319,7 +303,6 @@ class Delivery:
             self._record.restart()
 
     async def start(self, start: AnswerStart) -> None:
-        """Take status and headers."""
         may_repeat = self._endpoint.is_generating and (self._has_started or start.status == REFUSED_STATUS)
         if may_repeat and start.status in (REFUSED_STATUS, BUSY_STATUS):
             raise RefusedError(f"status {start.status}", start.replica)
@@ -330,7 +313,6 @@ class Delivery:
             await self._send_start(start)
 
     async def push(self, chunk: bytes) -> None:
-        """Take a chunk of the body."""
         self._waiting += chunk
         if not self._separator:
             return
@@ -346,7 +328,6 @@ class Delivery:
                 await self._send_body(b"".join(forwarded))
 
     async def finish(self) -> None:
-        """Take the end of the body."""
         assert self._start is not None, "an answer starts before it ends"
         if not self._separator and self._has_started:
             # the client has a part of a stream, and another replica answers with an error
@@ -370,7 +351,6 @@ class Delivery:
         await self._send_end()
 
     def _last_event(self, error: str) -> bytes:
-        """Return the end of a stream with this error as JSON."""
         if self._endpoint.is_lines:
             return f"{error}\n".encode()
         if self._endpoint.shape is openai_shape:
@@ -400,7 +380,6 @@ class Delivery:
 
 
 def _is_ending(event: str) -> bool:
-    """Return whether an event is one of the errors with which a replica ends."""
     if not any(known.message in event or str(known.code) in event for known in ENDING):
         return False
     data = _object_of(event) or _parse(event)[1] or {}
@@ -414,12 +393,7 @@ REPEATED = "draftree_repeated_requests_total"
 
 
 def merged_metrics(texts: Mapping[str, str], *, num_repeated: int) -> str:
-    """Return the samples of all replicas in Prometheus' text format, by metric.
-
-    Args:
-        texts: metrics of each replica, by its id.
-        num_repeated: requests that were repeated on another replica, for a metric of its own.
-    """
+    """Return the samples of all replicas in Prometheus' text format, by metric."""
     heads: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}
     for replica, text in texts.items():
@@ -456,9 +430,6 @@ def merged_status(texts: Mapping[str, str]) -> str:
     """Return the status of all replicas as one of the same form.
 
     Models are those of the first replica, with their summed load. `replicas` has the ids of the replicas.
-
-    Args:
-        texts: status of each replica as JSON, by its id; at least one.
     """
     each = [json.loads(text) for text in texts.values()]
     first = each[0]
@@ -515,13 +486,7 @@ class Replicas(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """When a request is repeated. Times are seconds.
-
-    Attributes:
-        window: time from the first loss in which a request is repeated.
-        first_pause: pause before the second repetition; the first one follows at once.
-        longest_pause: pauses double up to this.
-    """
+    """When a request is repeated: within `window` seconds of the first loss, at once and then after doubling pauses."""
 
     window: float = 120.0
     first_pause: float = 0.1
@@ -530,15 +495,7 @@ class RetryPolicy:
 
 @final
 class Proxy:
-    """The app, which gets each body in one message, as behind `BodyLimit`.
-
-    Args:
-        replicas: the replicas.
-        retry: when requests are repeated.
-
-    Attributes:
-        num_repeated: repetitions since the start.
-    """
+    """The app, which gets each body in one message, as behind `BodyLimit`."""
 
     def __init__(self, replicas: Replicas, *, retry: RetryPolicy | None = None) -> None:
         self._replicas = replicas
@@ -546,7 +503,6 @@ class Proxy:
         self.num_repeated = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request; the ASGI interface."""
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
             return
@@ -670,7 +626,6 @@ def _with_body(request: HttpRequest, fields: dict[str, Any]) -> HttpRequest:
 
 
 def no_replica() -> ApiError:
-    """Return the error of a request for which no replica was left."""
     return ApiError(
         503,
         "no replica could complete this request: repeat it later",

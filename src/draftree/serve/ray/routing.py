@@ -28,9 +28,7 @@ Blocks = tuple[bytes, ...]
 def prefix_blocks(body: Mapping[str, Any]) -> Blocks:
     """Return the chained hashes of a request's prompt; empty if it is shorter than a block.
 
-    Args:
-        body: the decoded JSON object of a request that generates. Values of wrong types are hashed as they are: the
-            replica refuses them.
+    Values of wrong types are hashed as they are: the replica refuses them.
     """
     text = "".join(_parts(body))[: BLOCK_CHARACTERS * MAX_BLOCKS]
     found: list[bytes] = []
@@ -81,7 +79,6 @@ class PrefixIndex:
         self._served: dict[str, OrderedDict[bytes, None]] = {}
 
     def record(self, replica: str, blocks: Blocks) -> None:
-        """Note that a replica serves a prompt."""
         served = self._served.setdefault(replica, OrderedDict())
         for block in reversed(blocks):
             served[block] = None
@@ -95,11 +92,9 @@ class PrefixIndex:
         return bisect.bisect_left(blocks, True, key=lambda block: block not in served)
 
     def num_blocks(self, replica: str) -> int:
-        """Return how many blocks are remembered for a replica."""
         return len(self._served.get(replica, ()))
 
     def keep_only(self, replicas: Collection[str]) -> None:
-        """Drop replicas that no longer exist."""
         self._served = {replica: served for replica, served in self._served.items() if replica in replicas}
 
 
@@ -112,10 +107,6 @@ class PrefixRouting:
     values in the prefix cache. The request goes to the replica with the longest known beginning, unless that replica is
     busier than the least busy one by more than the saved prefill is worth. Without a match it goes to the less busy one
     of two random replicas (power of two choices).
-
-    Args:
-        policy: constants of the choice.
-        seed: seed of the random choices; None for a fresh one.
     """
 
     def __init__(self, policy: RoutingPolicy, seed: int | None = None) -> None:
@@ -128,12 +119,8 @@ class PrefixRouting:
     ) -> list[list[str]]:
         """Return groups of replicas in order of preference; the least busy one of a group is to be used.
 
-        Args:
-            blocks: of the prompt.
-            loads: ongoing requests of every available replica.
-            avoid: replicas that failed this request; used only if there are no others.
-            holder: the replica that stores the conversation which the request continues; no other is used while it is
-                available.
+        Those to `avoid` are used if there are no others. The `holder` stores the conversation which the request
+        continues: no other is used while it is available.
         """
         usable = {replica: load for replica, load in loads.items() if replica not in avoid} or dict(loads)
         self.index.keep_only(loads)
@@ -190,12 +177,8 @@ CANCELLING_SECONDS = 5.0
 class HttpRequest:
     """One request with its whole body, and what the router needs of it.
 
-    Attributes:
-        scope: picklable part of the ASGI scope.
-        body: whole body.
-        blocks: hashes of the prompt's beginning.
-        avoid: ids of replicas that failed this request.
-        holder: id of the replica that stores the conversation which the request continues; empty if there is none.
+    `blocks` are hashes of the prompt's beginning; `avoid` are replicas that failed the request, and `holder` stores
+    the conversation which it continues.
     """
 
     scope: dict[str, Any]

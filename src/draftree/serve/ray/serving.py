@@ -41,10 +41,7 @@ class LoadedApp:
     async def load(cls, settings: ServerSettings, *, threads: int | None = None, replica: str = "") -> Self:
         """Load the models and start the app; a divided model gets its other processes as children of this one.
 
-        Args:
-            settings: of the server.
-            threads: CPU threads of each process.
-            replica: with which ids of stored responses end, so that requests that continue them find this replica.
+        The ids of stored responses end with the name of the `replica`, so that requests that continue them find it.
         """
         async with AsyncExitStack() as opened:
             opened.enter_context(configured_logs(as_json=settings.log_format == "json", level=settings.log_level))
@@ -60,7 +57,6 @@ class LoadedApp:
 
     @property
     def num_running(self) -> int:
-        """Number of running sequences of all models."""
         return sum(model.llm.num_running for model in self._pool)
 
     async def check_health(self) -> None:

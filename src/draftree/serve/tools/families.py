@@ -31,14 +31,7 @@ LIKENESS = 0.75
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function that the model may call.
-
-    Attributes:
-        name: its name.
-        schema: the JSON schema of its arguments, an object.
-        is_strict: whether the arguments must follow the schema.
-        tool: its definition as the client sent it, for templates.
-    """
+    """A function that the model may call; templates get its `tool` as the client sent it."""
 
     name: str
     schema: Mapping[str, Any]
@@ -47,12 +40,7 @@ class Function:
 
 
 def functions_of(tools: object, *, place: str = "tools") -> tuple[Function, ...]:
-    """Check definitions of tools in the form of /v1/chat/completions.
-
-    Args:
-        tools: list of {"type": "function", "function": {"name", "description", "parameters", "strict"}}, or None.
-        place: the field of the body.
-    """
+    """Check definitions of tools in the form of /v1/chat/completions."""
     if tools is None:
         return ()
     if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
@@ -101,18 +89,11 @@ def _schema(given: object, place: str) -> Mapping[str, Any]:
 
 
 def is_forced(choice: object) -> bool:
-    """Return whether a choice demands a call."""
     return choice == "required" or isinstance(choice, Mapping)
 
 
 def required_name(choice: object, functions: tuple[Function, ...], *, place: str = "tool_choice") -> str | None:
-    """Return the function that a choice names; None if it names none.
-
-    Args:
-        choice: "none", "auto", "required", None, or {"type": "function", "function": {"name": …}}.
-        functions: the functions of the request.
-        place: the field of the body.
-    """
+    """Return the function that a choice names; None if it names none."""
     if choice is None or choice == "none" or (choice == "auto" and not functions):
         return None
     if not functions:
@@ -165,17 +146,14 @@ class Family:
     new_id: Callable[[], str] = lambda: f"call_{uuid.uuid4().hex[:24]}"
 
     def matches(self, template: str) -> bool:
-        """Return whether a chat template is of this family."""
         has_marks = all(mark in template for mark in self.marks)
         return has_marks and not any(mark in template for mark in self.foreign)
 
     def format(self, functions: Sequence[Function], *, is_forced: bool, hidden: frozenset[str]) -> CallFormat:
         """Return the format for a parser.
 
-        Args:
-            functions: the known functions.
-            is_forced: whether a grammar forces a call; it has no marker in families whose marker is a special token.
-            hidden: special tokens that are shown in the text, and are left out of the answer.
+        A call that a grammar forces has no marker in families whose marker is a special token. Special tokens that
+        are `hidden` are shown in the text, and left out of the answer.
         """
         names = frozenset(function.name for function in functions)
         schemas: Mapping[str, Mapping[str, Any]] = {function.name: function.schema for function in functions}
@@ -198,7 +176,6 @@ class Family:
     # grammars: the parts of rules around the arguments of a call
 
     def call(self, name: str, arguments: Part) -> list[Part]:
-        """Return the parts of a call without a marker."""
         if self.is_xml:
             return [literal(f"<function={name}>\n"), arguments, literal("</function>")]
         # names have no characters that JSON escapes
@@ -216,12 +193,7 @@ class Family:
     def free(self, rules: Rules, call: Ref, named: Ref, *, marker: Marker, is_parallel: bool) -> list[list[Part]]:
         """Return the alternatives of an answer that is any text with calls in it.
 
-        Args:
-            rules: receives further rules.
-            call: the rule of a call without a marker.
-            named: the rule of a call that is a name and arguments, for families that know it.
-            marker: the marker before a call.
-            is_parallel: whether several calls are allowed.
+        The rules are `call`, without a marker, and `named`, a name and arguments for families that know it.
         """
         if self.closing:
             body = rules.add(['"\\n"', call, literal(f"\n{self.closing}")])
@@ -292,7 +264,6 @@ GENERIC = Family("generic", (), ("<tool_call>",), "</tool_call>", allows_list=Tr
 
 
 def family_of(template: str) -> Family | None:
-    """Return the family of a chat template; None if it is not known."""
     return next((family for family in FAMILIES if family.matches(template)), None)
 
 
@@ -333,7 +304,6 @@ def without_tools(messages: Iterable[Mapping[str, Any]], functions: Sequence[Fun
 
 
 def _text(message: Mapping[str, Any]) -> str:
-    """Return the content of a message, and its calls after it."""
     content = message.get("content") or ""
     parts = [content if isinstance(content, str) else "\n".join(part["text"] for part in content)]
     for call in message.get("tool_calls") or ():
@@ -353,10 +323,8 @@ ANY_PARAMETERS = '("<parameter=" [^<>=\\n]+ ">\\n" ([^<] | "<" [^/])* "\\n</para
 class CallGrammar:
     """The grammar of an answer with calls.
 
-    Attributes:
-        ebnf: the grammar.
-        prefix: EBNF of the reasoning before it; None for that of the model's format of reasoning.
-        unenforced: what narrows the arguments and is not in the grammar, by place in the body.
+    `prefix` is EBNF of the reasoning before it, None for that of the model's format; `unenforced` is what narrows
+    the arguments and is not in the grammar, by place in the body.
     """
 
     ebnf: str
@@ -375,14 +343,9 @@ def call_grammar(
 ) -> CallGrammar:
     """Return the grammar of one call or more, or of any text with calls in it.
 
-    Args:
-        family: the format of calls.
-        functions: the allowed functions, by their number in the request.
-        is_forced: whether the answer is calls and nothing else; otherwise it is free up to the beginning of a call, and
-            the arguments of functions that are not strict are free, too.
-        is_parallel: whether several calls are allowed.
-        answer: JSON schema of an answer without calls; None for any text.
-        specials: ids of special tokens by their text.
+    An answer that is not forced is free up to the beginning of a call, and the arguments of functions that are not
+    strict are free, too; with `answer`, the JSON schema of an answer without calls, it is not. Functions are by
+    their number in the request.
     """
     rules = Rules()
     unenforced: dict[str, str] = {}

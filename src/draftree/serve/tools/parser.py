@@ -17,28 +17,17 @@ from draftree.sampling.grammar.schema import validator_of
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """Text of the answer."""
-
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """Text of the reasoning before the answer."""
-
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """A piece of a call.
-
-    Attributes:
-        index: number of the call in the answer, from 0.
-        arguments: a piece of the arguments, which are JSON text.
-        id: of the call; only in its first delta.
-        name: of the function; only in its first delta.
-    """
+    """A piece of a call; id and name are in its first delta only."""
 
     index: int
     arguments: str = ""
@@ -59,7 +48,6 @@ def call_arguments(text: str) -> dict[str, Any]:
 
 
 def merged(deltas: Iterable[Delta]) -> list[Delta]:
-    """Join adjacent texts, adjacent reasoning, and adjacent pieces of the same call."""
     found: list[Delta] = []
     for delta in deltas:
         last = found[-1] if found else None
@@ -89,8 +77,6 @@ WORDS = {"t": "true", "f": "false", "n": "null"}
 
 
 class State(Enum):
-    """Kinds of the next character."""
-
     VALUE = auto()
     VALUE_OR_END = auto()
     """The first element of an array, or its end."""
@@ -116,10 +102,6 @@ class JsonScan:
     A reader needs to know, in constant time per character, where the value's parts begin and end, and the first
     character that cannot continue it. `pydantic_core.from_json(allow_partial=True)` reads the whole text again at every
     call, and reports neither.
-
-    Attributes:
-        state: what the next character may be.
-        depth: number of open objects and arrays.
     """
 
     def __init__(self) -> None:
@@ -131,7 +113,6 @@ class JsonScan:
 
     @property
     def depth(self) -> int:
-        """Number of open objects and arrays."""
         return len(self._open)
 
     def push(self, character: str) -> bool:
@@ -226,12 +207,10 @@ class JsonScan:
 
 
 def is_number(text: str) -> bool:
-    """Return whether the text is a JSON number."""
     return NUMBER.fullmatch(text) is not None
 
 
 def is_number_start(text: str) -> bool:
-    """Return whether the text is the beginning of a JSON number."""
     return NUMBER_START.fullmatch(text) is not None
 
 
@@ -241,8 +220,6 @@ MAX_HEADER = 256
 
 
 class Status(Enum):
-    """Result of a reader."""
-
     MORE = auto()
     DONE = auto()
     """The call is complete, with this character."""
@@ -290,7 +267,6 @@ class ObjectReader(CallReader):
         self._is_open = False
 
     def push(self, character: str) -> Status:
-        """Read one character."""
         before, depth = self._scan.state, self._scan.depth
         if (depth == 0 and before is State.VALUE and character not in "{ \t\r\n") or not self._scan.push(character):
             return Status.BROKEN
@@ -361,7 +337,6 @@ class NamedReader(CallReader):
         self._scan = JsonScan()
 
     def push(self, character: str) -> Status:
-        """Read one character."""
         if self.name is None:
             if character != "{":
                 self._header += character
@@ -412,7 +387,6 @@ class XmlReader(CallReader):
         self._seen: set[str] = set()
 
     def push(self, character: str) -> Status:
-        """Read one character."""
         self._part += character
         if self.name is None:
             return self._head()
@@ -430,7 +404,6 @@ class XmlReader(CallReader):
         return self._partial("<function=")
 
     def _between(self) -> Status:
-        """Read between two parameters."""
         found = PARAMETER.fullmatch(self._part)
         if found is not None and found[1] not in self._seen:
             self._parameter, self._part = found[1], ""
@@ -480,14 +453,8 @@ def _errors(validator: Any, arguments: Mapping[str, Any]) -> int:
 class CallFormat:
     """How calls are marked in a text.
 
-    Attributes:
-        opening: markers before a call.
-        closing: marker after a call; empty if there is none.
-        read_object: makes the reader of a call that begins with a brace; None if calls begin otherwise.
-        read_other: makes the reader of a call that begins with another character; None if calls begin with a brace.
-        allows_list: whether one marker may have a JSON list of calls.
-        is_bare: whether a call may stand without a marker, at the beginning of the text or after another call.
-        hidden: texts that are left out: special tokens.
+    The readers are for calls that begin with a brace or with another character; None if calls do not begin so. Texts
+    that are `hidden`, such as special tokens, are left out.
     """
 
     opening: tuple[str, ...]
@@ -516,11 +483,6 @@ class CallParser:
 
     White space next to a call is left out. A text that is no call by the time its arguments begin is text; arguments
     that break later stay as they are, and the rest is text.
-
-    Args:
-        form: the format of calls; None if there are none.
-        new_id: returns the id of a new call.
-        max_calls: further calls, and the text after them, are left out; None for no limit.
     """
 
     def __init__(self, form: CallFormat | None, new_id: Callable[[], str], *, max_calls: int | None = None) -> None:
@@ -546,11 +508,9 @@ class CallParser:
 
     @property
     def is_full(self) -> bool:
-        """Whether the rest of the text is left out."""
         return self._state is _State.FULL
 
     def push(self, text: str) -> list[Delta]:
-        """Read a piece of the answer, and return what is certain."""
         if self._form is None:
             return [TextDelta(text)] if text else []
         self._buffer += text
@@ -559,7 +519,6 @@ class CallParser:
         return self._taken()
 
     def finish(self) -> list[Delta]:
-        """Return the rest at the end of the answer."""
         if self._state in (_State.START, _State.CALL) and not self._is_begun:
             self._give_up("")
         if self._state is not _State.FULL:
@@ -704,7 +663,6 @@ class Markers:
         self._longest = max(map(len, self._starts), default=0)
 
     def search(self, text: str) -> re.Match[str] | None:
-        """Return the first marker."""
         return self._pattern.search(text)
 
     def partial_length(self, text: str) -> int:

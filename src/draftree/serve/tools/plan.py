@@ -38,13 +38,8 @@ from draftree.text.tokenizer import Tokenizer
 class ToolPlan:
     """The tools of one request.
 
-    Attributes:
-        functions: what the template gets; empty without tools, or with tool_choice "none".
-        family: the format of calls; None without tools.
-        grammar: the grammar of the answer; None if it is free.
-        is_forced: whether the answer is calls and nothing else.
-        is_parallel: whether an answer may have several calls.
-        hidden: special tokens that the text must show, so that the parser gets the markers of calls.
+    `functions` is empty without tools or with tool_choice "none", `grammar` None if the answer is free. `hidden` are
+    special tokens that the text must show, so that the parser gets the markers of calls.
     """
 
     functions: tuple[Function, ...] = ()
@@ -64,15 +59,7 @@ class ToolPlan:
         is_parallel: bool = True,
         answer: str | None = None,
     ) -> Self:
-        """Check the tools of a request.
-
-        Args:
-            tokenizer: of the model.
-            tools: as `functions_of`; None without tools.
-            tool_choice: as `required_name`.
-            is_parallel: whether an answer may have several calls.
-            answer: JSON schema of an answer without calls, from `schema_text`; None for any text.
-        """
+        """Check the tools of a request; `answer` is the JSON schema of an answer without calls, None for any text."""
         functions = functions_of(tools)
         name = required_name(tool_choice, functions)
         if not functions or tool_choice == "none":
@@ -107,7 +94,6 @@ class ToolPlan:
 
     @property
     def is_active(self) -> bool:
-        """Whether answers may have calls."""
         return self.family is not None
 
     @property
@@ -128,7 +114,6 @@ class ToolPlan:
         return without_tools(messages, self.functions)
 
     def sampling(self, params: SamplingParams) -> SamplingParams:
-        """Return the sampling parameters with those of the tools."""
         if self.hidden:
             params = replace(params, skip_special_tokens=False)
         if self.grammar is None:
@@ -145,11 +130,6 @@ class ToolPlan:
             raise invalid(f"the tools are too large for a grammar: {error}", "tools") from error
 
     def parser(self, reasoning: Reasoning | None = None) -> AnswerParser:
-        """Return the parser of one answer.
-
-        Args:
-            reasoning: of the answer; None for a model that does not reason.
-        """
         splitter = None if reasoning is None else reasoning.splitter({one.name for one in self.functions})
         hidden = self.hidden if reasoning is None else self.hidden | reasoning.hidden
         if self.family is None:

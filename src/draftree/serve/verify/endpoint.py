@@ -25,13 +25,11 @@ POLICY_VIOLATION, UNSUPPORTED_DATA = 1008, 1003
 
 
 def mount(app: FastAPI, server: Server, settings: VerifySettings) -> None:
-    """Add the endpoint to an application."""
     server.verify = VerifyService(server, settings)
     app.include_router(router)
 
 
 def service_of(server: Server) -> VerifyService:
-    """Return the service of a server that has the endpoint."""
     assert isinstance(server.verify, VerifyService), "the endpoint is mounted with its service"
     return server.verify
 

@@ -27,12 +27,7 @@ from draftree.serve.pool import ServedModel
 
 
 async def require_divisible(models: Sequence[ServedModel], split: int) -> None:
-    """Check loaded models for a server whose devices run the first layers.
-
-    Args:
-        models: all of the server.
-        split: number of layers that devices run; 0 checks nothing.
-    """
+    """Check loaded models for a server whose devices run the first `split` layers; 0 checks nothing."""
     for model in models if split else ():
         try:
             await probe_of(model, split)
@@ -76,15 +71,7 @@ MAX_ROWS = 512
 
 @dataclass(slots=True, eq=False)
 class LayerText:
-    """One open text.
-
-    Attributes:
-        limit: most tokens of prompt and text.
-        controls: of the picks; None if states are returned.
-        used: when the client last named it, in seconds of the service's clock.
-        slot: its keys and values in the later layers; None before its first pass.
-        is_closed: whether it has ended; its slot is about to be closed.
-    """
+    """One open text; `controls` is None if states are returned, `slot` before its first pass."""
 
     limit: int
     controls: Controls | None
@@ -97,15 +84,8 @@ class LayerText:
 class Work:
     """New nodes of one text in a pass.
 
-    Attributes:
-        text: the text.
-        edit: of the slot before the pass; None for none.
-        length: committed tokens after the edit.
-        parents: of the new nodes.
-        states: output of the device's layers, shape (nodes, hidden).
-        wanted: how many of the last nodes have results.
-        format: of returned states.
-        layers: as for `Pass.capture`: states that are returned.
+    `edit` is of the slot before the pass, `length` counts the committed tokens after it; `states` has shape (nodes,
+    hidden), and the last `wanted` nodes have results.
     """
 
     text: LayerText
@@ -119,25 +99,17 @@ class Work:
 
     @property
     def slot(self) -> KVSlot:
-        """The slot of the text, which is opened before its first pass."""
         assert self.text.slot is not None, "the slot is open"
         return self.text.slot
 
     @property
     def controls(self) -> Controls | None:
-        """Controls of the picks; None to return states."""
         return self.text.controls
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of one text.
-
-    Attributes:
-        content: packed states, for each node one of every layer, or picks.
-        queue: seconds before the pass.
-        passed: seconds of the pass.
-    """
+    """The result of one text: packed states, for each node one of every layer, or picks. Times are seconds."""
 
     content: bytes | list[int]
     queue: float
@@ -163,7 +135,6 @@ class LayerPasses:
         self.num_works = 0
 
     async def run(self, works: Sequence[Work]) -> list[Answer]:
-        """Run these texts in the next passes."""
         waiting = [_Waiting(work, self._clock()) for work in works]
         self._queue += waiting
         if self._task is None or self._task.done():
@@ -243,7 +214,6 @@ class LayerPasses:
         return [found.get(id(work), b"" if work.controls is None else []) for work in works]
 
     def _edit(self, work: Work) -> None:
-        """Bring a slot to the state before its new nodes."""
         if work.text.slot is None:
             work.text.slot = kv_slot(self._model.open())
         if work.edit is not None:
@@ -288,15 +258,7 @@ def _settle(one: _Waiting, result: Answer | Exception) -> None:
 
 @dataclass
 class LayerTexts:
-    """The part of a session that sends hidden states.
-
-    Attributes:
-        passes: of its model.
-        target: the model itself.
-        format: of states in both directions.
-        picks: whether the server picks.
-        texts: open texts by number.
-    """
+    """The part of a session that sends hidden states."""
 
     passes: LayerPasses
     target: SlottedModel

@@ -33,13 +33,7 @@ MEMORY_SHARE = 2
 
 @final
 class LayerService:
-    """Texts of all devices that run the first layers. For one event loop.
-
-    Args:
-        settings: limits of sessions and drafts; `split` is the number of layers that devices run.
-        clock: of leases.
-        is_closed: returns whether the server takes no new texts.
-    """
+    """Texts of all devices that run the first layers. For one event loop."""
 
     def __init__(self, settings: VerifySettings, clock: Clock, is_closed: Callable[[], bool]) -> None:
         self._settings, self._clock, self._is_closed = settings, clock, is_closed
@@ -56,7 +50,6 @@ class LayerService:
 
     @property
     def handlers(self) -> dict[str, Callable[[Session, dict[str, Any]], Awaitable[dict[str, Any]]]]:
-        """Handlers of the requests of sessions that send states, by type."""
         return {"join": self._join, "begin": self._begin, "rows": self._rows}
 
     async def _join(self, session: Session, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,7 +84,6 @@ class LayerService:
         return {"t": "joined", **facts, **probe.fields(texts.format)}
 
     async def _begin(self, session: Session, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Open a text."""
         texts = _joined(session)
         if self._is_closed():
             raise closed_error()
@@ -141,7 +133,6 @@ class LayerService:
         }
 
     def _layers(self, texts: LayerTexts, layers: tuple[int, ...]) -> tuple[int, ...]:
-        """Check the layers whose states a device wants."""
         first, last = self._settings.split, texts.target.num_layers
         if texts.picks:
             if layers:
@@ -155,7 +146,6 @@ class LayerService:
         return layers
 
     def _work(self, texts: LayerTexts, rows: SentRows, layers: tuple[int, ...]) -> Work:
-        """Check the nodes of one text against its slot."""
         text = texts.texts.get(rows.text)
         if text is None:
             raise FrameError(f"there is no open text {rows.text}: begin it again", code="text_lost")

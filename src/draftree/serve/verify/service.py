@@ -112,8 +112,6 @@ WATCH_SHARE = 0.25
 
 @final
 class VerifyService:
-    """Sessions of devices. For one event loop."""
-
     def __init__(self, server: Server, settings: VerifySettings, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self.settings, self.counts = settings, Counter[str]()
         self.sessions: dict[str, Session] = {}
@@ -127,11 +125,9 @@ class VerifyService:
 
     @property
     def num_texts(self) -> int:
-        """Open texts of all sessions."""
         return sum(len(session.texts) for session in self.sessions.values()) + self.layers.num_active
 
     def status(self) -> dict[str, int]:
-        """Return counts for the server's status."""
         repeated = sum(session.num_repeated for session in self.sessions.values())
         return {
             "sessions": len(self.sessions),
@@ -351,7 +347,6 @@ class VerifyService:
                 logger.exception("idle sessions could not be ended; the next attempt is in %.1f s", pause)
 
     async def close(self) -> None:
-        """End all sessions."""
         if self._watching is not None:
             self._watching.cancel()
         for session in list(self.sessions.values()):

@@ -27,14 +27,7 @@ from draftree.serve.verify.settings import VerifySettings
 
 @dataclass
 class OpenText(ABC):
-    """One open text.
-
-    Attributes:
-        number: chosen by the client.
-        llm: generates the text.
-        submission: the text in the engine.
-        used: when the client last named it, in seconds of the service's clock.
-    """
+    """One open text; `used` is when the client last named it, in seconds of the service's clock."""
 
     number: int
     llm: AsyncLLM
@@ -43,12 +36,10 @@ class OpenText(ABC):
 
     @property
     def sequence(self) -> WritingSequence:
-        """The sequence in the engine."""
         return self.submission.sequences[0]
 
     @property
     def is_done(self) -> bool:
-        """Whether the text has ended."""
         return self.sequence.is_finished
 
     @property
@@ -57,7 +48,6 @@ class OpenText(ABC):
         return self.is_done
 
     def raise_failure(self) -> None:
-        """Raise the error of a text that failed, or was ended."""
         sequence = self.sequence
         if sequence.error is not None:
             raise sequence.error
@@ -99,7 +89,6 @@ class DraftedByClient(OpenText):
             raise FrameError("this model scores chains only, and the draft branches", code="too_many_branches")
 
     async def verify(self, tree: TokenTree) -> WalkedText:
-        """Verify one draft."""
         await self.llm.give(self.submission, tree)
         record = await self._round()
         if record is None or record.bonus is None:
@@ -119,7 +108,6 @@ class DraftedByClient(OpenText):
         await self.llm.park(self.submission)
 
     async def close(self) -> None:
-        """End the text."""
         await self.submission.aclose()
 
 
@@ -136,7 +124,6 @@ class WrittenAlone(OpenText):
 
     @property
     def is_over(self) -> bool:
-        """Whether the last tokens were read."""
         return self._is_read
 
     async def _collect(self) -> None:
@@ -160,7 +147,6 @@ class WrittenAlone(OpenText):
         return self._tokens[start:], self._is_read
 
     async def close(self) -> None:
-        """End the text."""
         await self.submission.aclose()
         self._collecting.cancel()
 
@@ -173,15 +159,9 @@ TOKEN_BYTES = 18
 @final
 @dataclass(eq=False)
 class Session:
-    """One device. For one event loop.
+    """One device, until its lease `expires`. For one event loop.
 
-    Attributes:
-        key: API key of the device; others cannot use the session.
-        model: the model of its texts.
-        expires: end of the lease, in seconds of the service's clock.
-        token: names the session in later connections; secret.
-        texts: open texts by number.
-        layers: texts of a device that runs the first layers; None for one that sends tokens.
+    Other API keys cannot use the session; the secret `token` names it in later connections.
     """
 
     key: ApiKey
@@ -196,17 +176,12 @@ class Session:
 
     @property
     def is_answering(self) -> bool:
-        """Whether a request is being answered."""
         return self._answer is not None and not self._answer.done()
 
     async def answered(self, number: int, work: Callable[[], Awaitable[bytes]]) -> bytes:
         """Return the answer to a numbered request; a repeated request gets the same answer, without other effects.
 
         The work goes on if the connection of the request ends.
-
-        Args:
-            number: 1 for the first request, then one more than that of the last.
-            work: answers the request; raises nothing.
         """
         if number == self._last and self._answer is not None:
             self.num_repeated += 1
@@ -223,14 +198,12 @@ class Session:
         return await asyncio.shield(self._answer)
 
     def text(self, number: int) -> OpenText:
-        """Return an open text."""
         found = self.texts.get(number)
         if found is None:
             raise FrameError(f"there is no open text {number}: open it again", code="text_lost")
         return found
 
     async def close(self) -> None:
-        """End all texts, and the request that is being answered."""
         texts, self.texts = list(self.texts.values()), {}
         for text in texts:
             await text.close()
@@ -238,7 +211,6 @@ class Session:
             self._answer.cancel()
 
     def expected(self, kind: type[Any], number: int) -> Any:
-        """Return an open text of a kind."""
         found = self.text(number)
         if not isinstance(found, kind):
             raise FrameError(
@@ -249,13 +221,7 @@ class Session:
 
 @dataclass(slots=True)
 class Talk:
-    """One connection, or one POST request.
-
-    Attributes:
-        key: its API key.
-        session: named by an earlier frame; None before.
-        num_bad: frames that could not be read.
-    """
+    """One connection, or one POST request; `num_bad` counts frames that could not be read."""
 
     key: ApiKey
     session: Session | None = None
@@ -263,7 +229,6 @@ class Talk:
 
 
 def require_room(sessions: Collection[Session], key: ApiKey, settings: VerifySettings, *, key_share: float) -> None:
-    """Check that a key may open one more session."""
     own = sum(session.key.name == key.name for session in sessions)
     if len(sessions) >= settings.max_sessions or own >= max(1, math.ceil(settings.max_sessions * key_share)):
         raise ApiError(
