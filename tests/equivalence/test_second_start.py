@@ -217,7 +217,7 @@ def test_a_record_of_the_wrong_weights_is_detected(
 def test_records_are_listed_and_removed(folder: Path, reads: list[Path]) -> None:
     load_model(folder, quantization="int8")
     main, runner = typer.Typer(), CliRunner()
-    main.add_typer(models.app, name="models")
+    main.add_typer(models.models, name="models")
     main.callback()(lambda: None)
     shown = json.loads(runner.invoke(main, ["models", "cache", "--json"]).stdout)
     assert [(one["folder"], one["quantization"]) for one in shown["kept"]] == [(str(folder.resolve()), "int8")]

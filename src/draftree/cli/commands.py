@@ -6,7 +6,6 @@ import itertools
 import os
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -18,31 +17,31 @@ from draftree.core.errors import harmless, suggestion
 from draftree.version import __version__
 
 
-@dataclass(frozen=True, slots=True)
 class Entry:
-    """A command that is not imported yet.
+    """A command, which the function or the `typer.Typer` of its name in the module of its name runs; not yet imported.
 
     Attributes:
-        home: "module:attribute" of a function or a `typer.Typer`.
+        panel: title in the list of commands.
+        examples: lines that can be pasted into a shell.
     """
 
-    panel: str
-    name: str
-    home: str
-    summary: str
-    examples: tuple[str, ...]
+    def __init__(self, panel: str, name: str, summary: str, *examples: str) -> None:
+        self.panel = panel
+        self.name = name
+        self.summary = summary
+        self.examples = examples
 
     def load(self) -> Any:
         """Import the command and prepare it for invocation."""
-        module, _, attribute = self.home.partition(":")
-        found = getattr(import_module(module), attribute)
+        attribute = self.name.replace("-", "_")
+        run = getattr(import_module(f"draftree.cli.{attribute}"), attribute)
         holder = typer.Typer(rich_markup_mode=None, add_completion=False)
         holder.callback()(lambda: None)  # otherwise typer makes it a single command
         epilog = "\n".join(self.examples)
-        if isinstance(found, typer.Typer):
-            holder.add_typer(found, name=self.name, cls=found.info.cls or PlainGroup, epilog=epilog)
+        if isinstance(run, typer.Typer):
+            holder.add_typer(run, name=self.name, cls=run.info.cls or PlainGroup, epilog=epilog)
         else:
-            holder.command(self.name, cls=PlainCommand, epilog=epilog)(found)
+            holder.command(self.name, cls=PlainCommand, epilog=epilog)(run)
         return get_command(holder).commands[self.name]  # type: ignore[attr-defined]
 
 
@@ -56,181 +55,134 @@ COMMANDS = {
         Entry(
             GENERATE,
             "generate",
-            "draftree.cli.generate:generate",
             "Generate text.",
-            (
-                'draftree generate smollm2-135m-instruct "What is a prime number?"',
-                "draftree generate stories15m 'Once upon a time' --max-tokens 200 --seed 7",
-                "cat task.txt | draftree generate smollm2-135m-instruct --draft ngram --compare",
-                "draftree generate tinyllama-1.1b-chat --draft model:stories15m,k=4 --json 'Tell me a story.'",
-            ),
+            'draftree generate smollm2-135m-instruct "What is a prime number?"',
+            "draftree generate stories15m 'Once upon a time' --max-tokens 200 --seed 7",
+            "cat task.txt | draftree generate smollm2-135m-instruct --draft ngram --compare",
+            "draftree generate tinyllama-1.1b-chat --draft model:stories15m,k=4 --json 'Tell me a story.'",
         ),
         Entry(
             GENERATE,
             "chat",
-            "draftree.cli.chat:chat",
             "Chat with a model in the terminal.",
-            (
-                "draftree chat smollm2-135m-instruct --draft ngram",
-                "draftree chat tinyllama-1.1b-chat --draft model:stories15m,k=4 --temperature 0.7",
-                "echo 'What is a prime number?' | draftree chat smollm2-135m-instruct --json",
-            ),
+            "draftree chat smollm2-135m-instruct --draft ngram",
+            "draftree chat tinyllama-1.1b-chat --draft model:stories15m,k=4 --temperature 0.7",
+            "echo 'What is a prime number?' | draftree chat smollm2-135m-instruct --json",
         ),
         Entry(
             GENERATE,
             "beam",
-            "draftree.cli.beam:beam",
             "Search the most likely texts with beams.",
-            (
-                "draftree beam stories15m 'Once upon a time' --beam-width 8 --num-return-sequences 3",
-                "draftree beam smollm2-135m-instruct 'Translate to French: good morning' --length-penalty 0.6 --json",
-                "draftree beam stories15m 'The cat' --force-phrase ' dog' --force-phrase ' tree' --max-new-tokens 40",
-            ),
+            "draftree beam stories15m 'Once upon a time' --beam-width 8 --num-return-sequences 3",
+            "draftree beam smollm2-135m-instruct 'Translate to French: good morning' --length-penalty 0.6 --json",
+            "draftree beam stories15m 'The cat' --force-phrase ' dog' --force-phrase ' tree' --max-new-tokens 40",
         ),
         Entry(
             GENERATE,
             "transcribe",
-            "draftree.cli.transcribe:transcribe",
             "Transcribe sound files.",
-            (
-                "draftree transcribe whisper-tiny.en speech.wav",
-                "draftree transcribe openai/whisper-tiny talk.wav --translate --format srt",
-            ),
+            "draftree transcribe whisper-tiny.en speech.wav",
+            "draftree transcribe openai/whisper-tiny talk.wav --translate --format srt",
         ),
         Entry(
             GENERATE,
             "demo",
-            "draftree.cli.demo:demo",
             "Show a real model generate the same text, plain and with speculation.",
-            ("draftree demo", "draftree demo --dtype float32"),
+            "draftree demo",
+            "draftree demo --dtype float32",
         ),
         Entry(
             SERVE,
             "serve",
-            "draftree.cli.serve:serve",
             "Serve models with an OpenAI-compatible HTTP API.",
-            (
-                "draftree serve smollm2-135m-instruct",
-                "draftree serve chat=smollm2-135m-instruct stories15m --draft suffix --draft chat=ngram,k=4",
-                "draftree serve smollm2-135m-instruct --host 0.0.0.0 --api-key-file keys.txt",
-            ),
+            "draftree serve smollm2-135m-instruct",
+            "draftree serve chat=smollm2-135m-instruct stories15m --draft suffix --draft chat=ngram,k=4",
+            "draftree serve smollm2-135m-instruct --host 0.0.0.0 --api-key-file keys.txt",
         ),
         Entry(
             SERVE,
             "verify-server",
-            "draftree.cli.verify_server:verify_server",
             "Serve models to devices that draft.",
-            ("draftree verify-server smollm2-135m-instruct",),
+            "draftree verify-server smollm2-135m-instruct",
         ),
         Entry(
             SERVE,
             "watch",
-            "draftree.cli.watch:watch",
             "Show the load and the rounds of a running server.",
-            ("draftree watch http://127.0.0.1:8000", "draftree watch http://127.0.0.1:8000 --once --json"),
+            "draftree watch http://127.0.0.1:8000",
+            "draftree watch http://127.0.0.1:8000 --once --json",
         ),
         Entry(
-            TRAIN,
-            "methods",
-            "draftree.cli.methods:methods",
-            "List drafters, verifiers and planners.",
-            ("draftree methods", "draftree methods --json"),
+            TRAIN, "methods", "List drafters, verifiers and planners.", "draftree methods", "draftree methods --json"
         ),
         Entry(
             TRAIN,
             "models",
-            "draftree.cli.models:app",
             "List, fetch, find and remove model weights.",
-            (
-                "draftree models",
-                "draftree models get smollm2-135m-instruct",
-                "draftree models path smollm2-135m-instruct",
-            ),
+            "draftree models",
+            "draftree models get smollm2-135m-instruct",
+            "draftree models path smollm2-135m-instruct",
         ),
         Entry(
             TRAIN,
             "doctor",
-            "draftree.cli.doctor:doctor",
             "Report how a model runs on this machine, and why.",
-            (
-                "draftree doctor",
-                "draftree doctor smollm2-135m-instruct --draft ngram",
-                "draftree doctor tinyllama-1.1b-chat --draft model:stories15m,k=4 --measure",
-            ),
+            "draftree doctor",
+            "draftree doctor smollm2-135m-instruct --draft ngram",
+            "draftree doctor tinyllama-1.1b-chat --draft model:stories15m,k=4 --measure",
         ),
         Entry(
             TRAIN,
             "explain",
-            "draftree.cli.explain:explain",
             "Explain the planner's decisions for a drafter with measurements.",
-            (
-                "draftree explain smollm2-135m-instruct --draft ngram",
-                "draftree explain tinyllama-1.1b-chat 'Tell me a story.' --draft model:stories15m",
-            ),
+            "draftree explain smollm2-135m-instruct --draft ngram",
+            "draftree explain tinyllama-1.1b-chat 'Tell me a story.' --draft model:stories15m",
         ),
         Entry(
             TRAIN,
             "tune",
-            "draftree.cli.tune:tune",
             "Measure which drafter is fastest for a model on this machine, and keep it.",
-            (
-                "draftree tune smollm2-135m-instruct --minutes 10",
-                "draftree tune --show",
-                "draftree tune layers smollm2-135m-instruct --prompts prompts.jsonl --trials 60",
-            ),
+            "draftree tune smollm2-135m-instruct --minutes 10",
+            "draftree tune --show",
+            "draftree tune layers smollm2-135m-instruct --prompts prompts.jsonl --trials 60",
         ),
         Entry(
             TRAIN,
             "train",
-            "draftree.cli.train:train",
             "Make training data from a model's own texts, and train drafters.",
-            (
-                "draftree train data smollm2-135m-instruct --output data --limit-tokens 100000",
-                "draftree train head smollm2-135m-instruct --data data --output head --minutes 60",
-                "draftree train export head --to speculators --target smollm2-135m-instruct --output exported",
-            ),
+            "draftree train data smollm2-135m-instruct --output data --limit-tokens 100000",
+            "draftree train head smollm2-135m-instruct --data data --output head --minutes 60",
+            "draftree train export head --to speculators --target smollm2-135m-instruct --output exported",
         ),
         Entry(
             MEASURE,
             "bench",
-            "draftree.cli.bench:bench",
             "Measure methods against plain decoding.",
-            (
-                "draftree bench smollm2-135m-instruct --draft none --draft ngram",
-                "draftree bench smollm2-135m-instruct --draft none --draft ngram --peer",
-            ),
+            "draftree bench smollm2-135m-instruct --draft none --draft ngram",
+            "draftree bench smollm2-135m-instruct --draft none --draft ngram --peer",
         ),
         Entry(
             MEASURE,
             "trace",
-            "draftree.cli.trace:trace",
             "Summarize recorded rounds, and convert them to timelines, tables and a page.",
-            (
-                "draftree trace show trace.jsonl",
-                "draftree trace export trace.jsonl --to chrome --output timeline.json",
-                "draftree trace page trace.jsonl --output playground.html",
-            ),
+            "draftree trace show trace.jsonl",
+            "draftree trace export trace.jsonl --to chrome --output timeline.json",
+            "draftree trace page trace.jsonl --output playground.html",
         ),
         Entry(
             MEASURE,
             "analyse",
-            "draftree.cli.analyse:analyse",
             "Draw measured acceptance and speed beside their theory.",
-            (
-                "draftree analyse --list",
-                "draftree analyse smollm2-135m-instruct --draft head:smollm2-135m-instruct --output figures",
-                "draftree analyse --trace trace.jsonl --figures verified-cdf,phases --output figures",
-            ),
+            "draftree analyse --list",
+            "draftree analyse smollm2-135m-instruct --draft head:smollm2-135m-instruct --output figures",
+            "draftree analyse --trace trace.jsonl --figures verified-cdf,phases --output figures",
         ),
         Entry(
             MEASURE,
             "size",
-            "draftree.cli.size:size",
             "Estimate the devices that serve a rate of requests.",
-            (
-                "draftree size --model-size 8B --device h100 --devices 4 --rate 10",
-                "draftree size --model-size 70B --device h100 --devices 16 --rate 5 --nodes 8 --tokens-per-round 2.8",
-            ),
+            "draftree size --model-size 8B --device h100 --devices 4 --rate 10",
+            "draftree size --model-size 70B --device h100 --devices 16 --rate 5 --nodes 8 --tokens-per-round 2.8",
         ),
     )
 }

@@ -52,18 +52,33 @@ def argument(text: str, metavar: str | None = None, *, complete: Callable[..., A
     return typer.Argument(help=text, metavar=metavar, autocompletion=complete, rich_help_panel="Arguments")
 
 
-class PlainCommand(TyperCommand):
-    """A command whose help fits a screen; --help-all lists all options under their titles."""
+class Plain:
+    """Mixin of commands and groups: values convert only where needed, and an option is given once."""
+
+    callback: Callable[..., Any] | None
+    epilog: str | None
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return converting_less(super().get_params(ctx), self.callback)
+        return converting_less(super().get_params(ctx), self.callback)  # type: ignore[misc]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse as typer does, but refuse repeated options."""
+        refuse_repeated(self, ctx, args)
+        return super().parse_args(ctx, args)  # type: ignore[misc]
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        if self.epilog:
+            with formatter.section("Examples"):
+                for line in self.epilog.splitlines():
+                    formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
+
+
+class PlainCommand(Plain, TyperCommand):
+    """A command whose help fits a screen; --help-all lists all options under their titles."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if HELP_ALL in args[: args.index("--") if "--" in args else None]:
             ctx.meta[SHOWS_ALL] = True
             args = ["--help"]
-        refuse_repeated(self, ctx, args)
         return super().parse_args(ctx, args)
 
     def get_help(self, ctx: Any) -> str:
@@ -97,20 +112,9 @@ class PlainCommand(TyperCommand):
             with formatter.section(title):
                 formatter.write_dl(rows)
 
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        write_examples(self.epilog, formatter)
 
-
-class PlainGroup(TyperGroup):
+class PlainGroup(Plain, TyperGroup):
     """A group of commands with complete summaries and examples."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        return converting_less(super().get_params(ctx), self.callback)
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse as typer does, but refuse repeated options."""
-        refuse_repeated(self, ctx, args)
-        return super().parse_args(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         rows = [
@@ -120,9 +124,6 @@ class PlainGroup(TyperGroup):
         ]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
-
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        write_examples(self.epilog, formatter)
 
 
 def converting_less(parameters: list[Any], callback: Callable[..., Any] | None) -> list[Any]:
@@ -173,10 +174,3 @@ def refuse_repeated(command: Any, ctx: Any, args: Sequence[str]) -> None:
         holds_one = parameter.param_type_name == "option" and not parameter.multiple and not parameter.is_eager
         if holds_one and count > 1:
             raise typer.BadParameter(f"it is given {count} times: give it once", ctx=ctx, param=parameter)
-
-
-def write_examples(epilog: str | None, formatter: Any) -> None:
-    if epilog:
-        with formatter.section("Examples"):
-            for line in epilog.splitlines():
-                formatter.write(f"{'':>{formatter.current_indent}}{line}\n")

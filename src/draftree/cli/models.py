@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from dataclasses import dataclass
@@ -100,8 +101,8 @@ def write_part(
     typer.echo(f"{harmless(str(written.folder))}: {split} of {written.num_layers} layers, {share}")
 
 
-app = typer.Typer(help="List, fetch, find, cut and remove model weights.", no_args_is_help=False)
-app.command("part", cls=PlainCommand)(write_part)
+models = typer.Typer(help="List, fetch, find, cut and remove model weights.", no_args_is_help=False)
+models.command("part", cls=PlainCommand)(write_part)
 
 NAMES_HELP = "Names of the list, or 'all'."
 Names = Annotated[list[str], argument(NAMES_HELP, "NAME...", complete=complete_model)]
@@ -115,16 +116,16 @@ class ModelRow:
     name: str
     kind: str
     description: str
-    parameters: int | None
-    download_bytes: int | None
     disk_bytes: int
     licence: str
-    vocabulary: int | None
-    context: int | None
     folder: str | None
+    parameters: int | None = None
+    download_bytes: int | None = None
+    vocabulary: int | None = None
+    context: int | None = None
 
 
-@app.callback(invoke_without_command=True)
+@models.callback(invoke_without_command=True)
 def default(context: typer.Context, as_json: AsJson = False) -> None:
     """List the available models if no other action is named."""
     if context.invoked_subcommand is None:
@@ -133,13 +134,13 @@ def default(context: typer.Context, as_json: AsJson = False) -> None:
         raise typer.BadParameter(f"write --json after '{context.invoked_subcommand}'", param_hint="--json")
 
 
-@app.command("list", cls=PlainCommand)
+@models.command("list", cls=PlainCommand)
 def list_models(as_json: AsJson = False) -> None:
     """List the models in package registries and in the cache."""
     show_list(as_json=as_json)
 
 
-@app.command("path", cls=PlainCommand)
+@models.command("path", cls=PlainCommand)
 def print_path(
     name: Annotated[str, argument("A name, folder, GGUF file or hub id.", complete=complete_model)],
 ) -> None:
@@ -147,7 +148,7 @@ def print_path(
     typer.echo(prepared_folder(name, fetch=False, convert=False))
 
 
-@app.command("get", cls=PlainCommand)
+@models.command("get", cls=PlainCommand)
 def get_models(names: Names) -> None:
     """Download models and convert them into the cache; complete models are left unchanged."""
     wanted = list(CATALOGUE) if names == ["all"] else names
@@ -160,7 +161,7 @@ def get_models(names: Names) -> None:
         typer.echo(folders[name])
 
 
-@app.command("check", cls=PlainCommand)
+@models.command("check", cls=PlainCommand)
 def check_models(names: Names) -> None:
     """Read every file of models that are on this machine, and compare it with its checksum."""
     cache = Cache()
@@ -183,7 +184,7 @@ def check_folder(name: str, cache: Cache) -> bool:
     return was_known
 
 
-@app.command("remove", cls=PlainCommand)
+@models.command("remove", cls=PlainCommand)
 def remove_models(names: CachedNames) -> None:
     """Remove models from the cache, or by name from the hub client's cache, which other programs share."""
     cache = Cache()
@@ -215,15 +216,15 @@ def remove_models(names: CachedNames) -> None:
         console.print(f"removed {escape(harmless(name))} ({freed_bytes / 1e6:.0f} MB)", highlight=False)
 
 
-app.command("cache", cls=PlainCommand)(show_cache)
+models.command("cache", cls=PlainCommand)(show_cache)
 
 
 def show_list(*, as_json: bool) -> None:
     cache = Cache()
     found = rows(cache)
     if as_json:
-        models = [{field: getattr(row, field) for field in ModelRow.__slots__} for row in found]
-        typer.echo(json.dumps({"cache": str(cache.root), "models": models}, indent=2))
+        values = {"cache": str(cache.root), "models": [dataclasses.asdict(row) for row in found]}
+        typer.echo(json.dumps(values, indent=2))
         return
     console = Console()
     shown = [
@@ -289,12 +290,8 @@ def other_row(name: str, cache: Cache) -> ModelRow:
         name=name,
         kind="GGUF" if source.lower().endswith(".gguf") else "cache",
         description=f"{made} {source}",
-        parameters=None,
-        download_bytes=None,
         disk_bytes=folder_bytes(folder),
         licence="as the file",
-        vocabulary=None,
-        context=None,
         folder=str(folder),
     )
 
@@ -306,12 +303,8 @@ def hub_rows() -> list[ModelRow]:
             name=folder.name.removeprefix("models--").replace("--", "/"),
             kind="hub",
             description="in the hub client's cache, which other programs share",
-            parameters=None,
-            download_bytes=None,
             disk_bytes=folder_bytes(folder / "blobs"),
             licence="see its page",
-            vocabulary=None,
-            context=None,
             folder=str(folder),
         )
         for folder in folders

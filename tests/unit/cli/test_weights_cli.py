@@ -21,7 +21,7 @@ from weights_samples import llama2c_file, sample_entry
 SOURCE = llama2c_file()
 
 main = typer.Typer()
-main.add_typer(models.app, name="models")
+main.add_typer(models.models, name="models")
 
 
 @main.callback()
