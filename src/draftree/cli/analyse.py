@@ -13,7 +13,6 @@ from draftree.cli.layout import argument, option
 from draftree.cli.options import EXECUTION_OPTIONS, OUTPUT, Setup, complete_draft, complete_model, takes_setup
 from draftree.cli.render import note
 from draftree.core.errors import ConfigurationError, require_extra
-from draftree.lab.figures.base import FIGURES
 from draftree.options import SPECULATION
 
 if TYPE_CHECKING:
@@ -89,7 +88,8 @@ def analyse(
         return
     folder = checked(model, draft, output, has_data=bool(trace or results))
     require_extra("plots", "'draftree analyse' needs", error=ConfigurationError)
-    from draftree.lab.figures.drawing import chosen_figures, draw_all, material_of, needed_runs, with_traces
+    from draftree.lab.figures.drawing import draw_all, material_of, needed_runs, with_traces
+    from draftree.lab.figures.gallery import chosen_figures
 
     wanted = chosen_figures([name.strip() for name in figures.split(",")] if figures else ())
     material = material_of(trace or (), results or ())
@@ -124,8 +124,9 @@ def checked(model: str | None, draft: str | None, output: Path | None, *, has_da
 
 
 def list_figures() -> None:
-    for name in FIGURES.names():
-        figure = FIGURES.find(name)
+    from draftree.lab.figures.gallery import chosen_figures
+
+    for name, figure in chosen_figures().items():
         needs = [f"run {run}" for run in figure.runs] + [f"results '{kind}'" for kind in figure.results]
         typer.echo(f"{name:<24}{figure.title} ({', '.join(needs)})")
 

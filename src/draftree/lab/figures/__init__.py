@@ -1,7 +1,7 @@
 """Figures of traces and results files, and the page that plays a trace.
 
 * `base`: what a figure needs (`Material`), its numbers (`Data`), and the base class `Figure`.
-* `gallery`: one file per figure, found by its name in the folder.
+* `gallery`: the figures, by what they are about.
 * `runs`: the runs of a model that figures need, and their recording as traces.
 * `measures`: exact replay of smaller trees on a trace, and estimates with intervals over texts.
 * `drawing`: SVG, PNG, PDF and CSV of a figure in one style.

@@ -5,6 +5,7 @@ The material is traces by the run that they come from, and lines of results file
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,6 @@ from typing import Any, ClassVar
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.files import read_json_lines
-from draftree.core.registry import Registry
 from draftree.engine.trace import Trace
 
 RUN = "run"
@@ -87,9 +87,6 @@ def read_lines(path: Path) -> list[Mapping[str, Any]]:
     return lines
 
 
-FIGURES: Registry[Figure] = Registry("draftree.lab.figures.gallery", "draftree.lab.figures.base:Figure", kind="figure")
-
-
 @dataclass(frozen=True, slots=True)
 class Data:
     """The numbers of a figure.
@@ -122,6 +119,9 @@ class Figure(ABC):
     results: ClassVar[tuple[str, ...]] = ()
     size: ClassVar[tuple[float, float]] = (6.8, 4.6)
 
+    def __init_subclass__(cls) -> None:
+        FIGURES["-".join(re.findall("[A-Z][a-z]*", cls.__name__)).lower()] = cls
+
     @abstractmethod
     def data(self, material: Material) -> Data:
         """Return the numbers.
@@ -133,3 +133,7 @@ class Figure(ABC):
     @abstractmethod
     def draw(self, figure: Any, data: Data) -> None:
         """Draw the data into a figure of matplotlib, without title and notes."""
+
+
+FIGURES: dict[str, type[Figure]] = {}
+"""The figures of `gallery` by name, once it is imported."""

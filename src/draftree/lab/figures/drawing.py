@@ -12,7 +12,7 @@ from typing import Any
 from draftree.core.errors import ConfigurationError, import_extra
 from draftree.core.svg import save_svg
 from draftree.engine.trace import Trace, read_trace
-from draftree.lab.figures.base import FIGURES, Data, Figure, Material, read_lines
+from draftree.lab.figures.base import Data, Figure, Material, read_lines
 from draftree.options import NO_DRAFT
 
 DPI = 110
@@ -143,11 +143,6 @@ class Drawn:
 
     paths: list[Path] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
-
-
-def chosen_figures(names: Sequence[str]) -> dict[str, Figure]:
-    """Return figures by name; all without names."""
-    return {name: FIGURES.find(name)() for name in names or FIGURES.names()}
 
 
 def needed_runs(figures: Mapping[str, Figure], material: Material) -> list[str]:

@@ -17,7 +17,8 @@ from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
 from draftree.lab.analysis.theory import expected_tokens, operations_factor, walltime_improvement
 from draftree.lab.figures.base import FIGURES, Data, Material
-from draftree.lab.figures.drawing import chosen_figures, draw_all, material_of
+from draftree.lab.figures.drawing import draw_all, material_of
+from draftree.lab.figures.gallery import chosen_figures
 from draftree.lab.figures.measures import (
     acceptance,
     best_first,
@@ -107,7 +108,7 @@ def material(folder: Path) -> Material:
 
 
 def data_of(name: str, material: Material) -> Data:
-    return FIGURES.find(name)().data(material)
+    return FIGURES[name]().data(material)
 
 
 def rows(name: str, material: Material) -> list[Mapping[str, Any]]:
@@ -119,7 +120,7 @@ def test_every_figure_of_the_command_has_its_files(folder: Path) -> None:
     assert {"expected-tokens", "tree-budget", "walltime", "phases", "trees", "soft-matching"} <= drawn
     for name in drawn:
         svg = (folder / f"{name}.svg").read_text()
-        assert FIGURES.find(name).title.split()[0] in svg
+        assert FIGURES[name].title.split()[0] in svg
         assert "Losing case:" in svg
         assert len(svg) < 150_000
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
@@ -330,21 +331,20 @@ def test_runs_and_prompts_that_do_not_fit_are_left_out_and_named(
 def test_all_figures_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["analyse", "--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == FIGURES.names()
+    assert [line.split()[0] for line in lines] == sorted(FIGURES)
     assert len(lines) == 25
 
 
 def test_drawings_hold_the_numbers_of_their_files(material: Material) -> None:
     """Columns of numbers are drawn completely, in all figures but a table and one with a single point here."""
     columns = {}
-    for name in FIGURES.names():
-        figure = FIGURES.find(name)()
+    for name, figure in chosen_figures().items():
         if material.has(figure.runs, figure.results):
             data = figure.data(material)
             columns[name] = drawn_columns(data, drawn_values(figure, data))
     assert len(columns) > 15
     assert {name for name, drawn in columns.items() if not drawn} <= {"acceptance-estimates", "what-if"}
     assert {"length", "measured", "closed_form"} <= columns["expected-tokens"]
-    figure, data = FIGURES.find("expected-tokens")(), data_of("expected-tokens", material)
+    figure, data = FIGURES["expected-tokens"](), data_of("expected-tokens", material)
     other = Data([{**row, "measured": row["measured"] + 0.37} for row in data.rows], data.measured, data.losing)
     assert "measured" not in drawn_columns(other, drawn_values(figure, data)), "numbers that are not drawn are detected"
