@@ -34,7 +34,6 @@ class PredictionState(CountedText):
     """Sequence and its position in the prediction. Mutated as the text is read.
 
     Attributes:
-        prediction: tokens of the prediction.
         place: index of the next expected token, or of the one at which the output differed.
         run: number of matching tokens before it.
         is_lost: whether the last token differed from the expected one.

@@ -63,7 +63,6 @@ def refuse_beside_beams(config: Any, calls: Callbacks, given: Mapping[str, Any])
     """Raise where a setting has no effect on a beam search, or is not offered with one.
 
     Args:
-        config: a generation config.
         calls: what is called in every step.
         given: arguments that concern drafts.
     """
@@ -151,11 +150,8 @@ def search(
     """Return what `generate` returns for `num_beams` > 1.
 
     Args:
-        model: the model whose `generate` was called.
         input_ids: shape (prompts times beams, length), each prompt repeated.
-        config: complete.
         calls: processors and criteria.
-        inputs: inputs of the model, repeated likewise.
         max_length: tokens of a row at most.
     """
     width = int(config.num_beams)

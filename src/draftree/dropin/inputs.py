@@ -56,7 +56,6 @@ def choose_drafting(draft: str | None, plan: str | None, assistant: Any, config:
         draft: a drafter's spec, or None.
         plan: a planner's spec, or None.
         assistant: a loaded model, or None.
-        config: the generation config.
     """
     lookup = config.prompt_lookup_num_tokens
     given = {"draft": draft, "assistant_model": assistant, "prompt_lookup_num_tokens": lookup}
@@ -139,10 +138,7 @@ def read_prompts(
     """Read all prompts by the model's own forward.
 
     Args:
-        target: the model behind the seam.
         input_ids: shape (batch, length).
-        inputs: what `generate` would hand to the model's forward.
-        kind: the model's name, for messages.
 
     Returns:
         For each row what opens a slot with all but the last token of its prompt.
@@ -209,9 +205,7 @@ def sources_of(model: Any, input_ids: Tensor, inputs: Mapping[str, Any], *, max_
     """Return the source of each row.
 
     Args:
-        model: the model.
         input_ids: the decoder's prompts, shape (batch, length).
-        inputs: what generate would hand to the model's forward.
         max_length: tokens of a row at most.
         context: positions that the decoder knows.
     """

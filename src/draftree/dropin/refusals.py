@@ -62,9 +62,6 @@ def refuse_unbound(model: Any) -> None:
 
     It reads three local variables of the calling `generate` and takes no value from there. The other two dropped
     arguments, the tokenizers, need no check: what depends on them raises where they are missing.
-
-    Args:
-        model: the model whose `generate` calls.
     """
     code = inspect.unwrap(GenerationMixin.generate).__code__
     frame = sys._getframe(1)
@@ -101,7 +98,6 @@ def refuse_config(config: Any, *, without_cache: bool = False) -> None:
     """Raise if the generation config has a setting that Draftree does not support.
 
     Args:
-        config: complete.
         without_cache: whether the model's own settings say `use_cache=False`, as those of MPT do; the text is the same.
     """
     mode = str(config.get_generation_mode().value)
@@ -127,12 +123,7 @@ def refuse_config(config: Any, *, without_cache: bool = False) -> None:
 
 
 def refuse_lookbehind(config: Any, where: str) -> None:
-    """Raise where windows for aligning two tokenizers are set to other numbers than transformers' own.
-
-    Args:
-        config: a generation config.
-        where: names it.
-    """
+    """Raise where windows for aligning two tokenizers are set to other numbers than transformers' own."""
     defaults = type(config)._get_default_generation_params()
     for name in ("target_lookbehind", "assistant_lookbehind"):
         value = getattr(config, name, None)
@@ -148,7 +139,6 @@ def refuse_inputs(input_ids: Tensor, inputs: Mapping[str, Any], *, max_length: i
 
     Args:
         input_ids: shape (batch, length).
-        inputs: what generate would hand to the model's forward.
         max_length: tokens of a row at most, padding, prompt and output.
         context: positions that the model knows.
     """

@@ -52,8 +52,6 @@ def scoped(processors: Any, scope: str, prompt_length: int) -> Any:
     """Return the processors of a call with the n-gram blocking of a scope.
 
     Args:
-        processors: those of transformers and those of the call.
-        scope: "all" or "generated".
         prompt_length: columns of the prompts, padding included.
     """
     if scope not in NGRAM_SCOPES:
@@ -161,9 +159,7 @@ class Steps:
 
     Args:
         input_ids: shape (batch, length).
-        max_length: length at which no step is taken any more.
         pad_id: stands after rows that are finished; None: such rows are written on.
-        callbacks: what is called at each step.
     """
 
     def __init__(self, input_ids: Tensor, *, max_length: int, pad_id: int | None, callbacks: Callbacks) -> None:
@@ -306,12 +302,7 @@ class _Walk:
 
 @final
 class StepwiseVerifier(Verifier):
-    """Keeps what `generate` would have written, step by step.
-
-    Args:
-        steps: what `generate` would hold.
-        rows: the rows of the batch.
-    """
+    """Keeps what `generate` would have written, step by step."""
 
     accepts: ClassVar[frozenset[Draw]] = frozenset(Draw)
     shares_noise: ClassVar[bool] = True

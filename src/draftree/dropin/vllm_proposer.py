@@ -53,11 +53,7 @@ class _Text:
 
 
 class Proposer:
-    """Proposer with the drafter that the environment variable `DRAFTREE_VLLM_DRAFT` names; `suffix` without it.
-
-    Args:
-        vllm_config: vLLM's `VllmConfig`.
-    """
+    """Proposer with the drafter that the environment variable `DRAFTREE_VLLM_DRAFT` names; `suffix` without it."""
 
     DRAFT: ClassVar[str | None] = None
 

@@ -37,8 +37,6 @@ class RowJob:
     """New rows of one sequence.
 
     Attributes:
-        slot: the slot.
-        tokens: token ids of the target.
         positions: positions of the tokens in the sequence.
         parents: for each row the tentative row that it follows, or -1 for the end of the prefix.
         before: states before the tokens, shape (rows, hidden), or hidden states of the target that are projected to
@@ -67,7 +65,6 @@ class RowResult:
         before: states before the tokens, shape (rows, hidden).
         states: states of the rows, shape (rows, hidden).
         requested: rows whose logits were requested, counted over all jobs.
-        logits: logits of these rows, as wide as the target's vocabulary.
     """
 
     before: Tensor
@@ -126,8 +123,6 @@ class HeadPasses(ABC):
         """Run a pass over new rows; their keys and values are stored.
 
         Args:
-            memory: keys and values of the slots.
-            slots: slot of each job, with the rows appended.
             nodes: for each job the tentative rows that are read.
             jobs: the rows, at least one.
         """
@@ -152,9 +147,6 @@ class HeadPasses(ABC):
         (`TreeWidths.sizes`) after the rows of each slot.
 
         Args:
-            memory: as for `run`.
-            slots: as for `run`.
-            nodes: as for `run`.
             jobs: the rows, with logits at the last one only.
             shape: shape of the trees.
             searches: of each tree.

@@ -27,7 +27,6 @@ class Speech:
 
     Attributes:
         language: code or English name of the spoken language; None detects it if the model knows several.
-        task: "transcribe", or "translate" into English.
         timestamps: whether the text has timestamps.
         prompt: text before the audio, whose words and style the model continues; None for none.
     """
@@ -133,9 +132,7 @@ class Transcriber:
     """The parts of a transcription for one engine.
 
     Args:
-        engine: the engine.
         requests: the factory of its sequences.
-        prompts: the encoder of its prompts.
         folder: the model's folder, which has the settings of its feature extractor; None if there is none.
     """
 
@@ -239,7 +236,6 @@ class Transcriber:
         """Return the decoder's prompt; None if the model has no tokens of languages and tasks.
 
         Args:
-            speech: how audio is transcribed.
             detected: result of `detect`, if `needs_language`.
             earlier: tokens of the text before the audio, in place of the prompt of `speech`; None for that.
         """

@@ -30,7 +30,6 @@ class Transcript:
         text: without timestamps.
         token_ids: tokens of all windows that were kept, timestamps included; each window's timestamps begin at 0.
         segments: parts of the text, with times from the beginning of the audio and places in `token_ids`.
-        seconds: length of the audio.
         language: code of the language; None if the model knows one only.
         windows: what was written for each window, in order.
         logprobs: one entry for each token, if they were requested.
@@ -50,7 +49,6 @@ class LongSpeech:
     """The windows of one audio: call `window` and `take` in turns until `is_done`, then `transcript`.
 
     Args:
-        work: the parts of a transcription.
         features: shape (channels, frames), any number of frames.
         speech: how it is transcribed; timestamps are always written.
         detected: the model's detection on the first window, if the language is to be detected.
@@ -117,7 +115,6 @@ class LongSpeech:
         Args:
             given: those of the request. The limit of tokens holds for each window, as far as the context allows. Each
                 window draws with a seed of its own.
-            start: its decoder's prompt.
         """
         if given.n != 1:
             raise InvalidRequestError(f"n={given.n}: long audio has one text; set n to 1", param="n")

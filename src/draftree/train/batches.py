@@ -21,7 +21,6 @@ class Layout:
     Attributes:
         places: index of each row in the flattened rectangle, shape (rows,).
         num_texts: rectangles' first size.
-        longest: rectangles' second size.
     """
 
     places: Tensor
@@ -53,13 +52,10 @@ class Batch:
     chain of token t drafts from the tokens up to t + s, of which the last s are read as a drafter reads its own.
 
     Attributes:
-        texts: the texts.
         tokens: token of each row, shape (rows,), int64.
         features: hidden states of the token before, shape (rows, features, target hidden).
         positions: position of the token in its text, shape (rows,), int64.
-        rows: layout of the rows.
         chains: row of each chain, ascending, shape (chains,).
-        chain_rows: layout of the chains.
         picks: the target's token after the start of each chain, shape (chains,), int64.
         room: for each chain the number of steps that its text has room for, shape (chains,); at least 1.
     """

@@ -244,11 +244,7 @@ def seed_block(head: DFlashHead, given: Eagle3Head) -> None:
 
 @dataclass(frozen=True, slots=True)
 class AnchoredRows(BlockRows):
-    """Context rows of texts, and the rows that are anchors of blocks.
-
-    Attributes:
-        starts: indices of the anchors' rows.
-    """
+    """Context rows of texts, and the rows that are anchors of blocks."""
 
     starts: Sequence[int] = ()
 

@@ -89,7 +89,6 @@ class DepthCounts:
     """Drafts of one length and how many of their tokens were accepted.
 
     Attributes:
-        depth: length of a draft.
         runs: number of drafts by accepted tokens, 0 to `depth`.
     """
 
@@ -150,9 +149,6 @@ def runs_of(matches: Sequence[Sequence[bool]]) -> list[int]:
 def walk(runs: Sequence[int]) -> list[int]:
     """Return the drafts of a text that decoding would make: the next one starts after the accepted tokens and the pick.
 
-    Args:
-        runs: accepted tokens of the draft at each place of the text.
-
     Returns:
         Indices of places, ascending.
     """
@@ -172,7 +168,6 @@ class ModeCounts:
     """Counts over texts of one temperature.
 
     Attributes:
-        depth: length of a draft.
         starts: drafts from every token of an answer that has room for one.
         rounds: by category, the drafts that decoding would make; those with `ALL` are of all texts.
         hits: number of first tokens of drafts at each rank, from 0; the best `CANDIDATES` ranks.
@@ -240,7 +235,6 @@ def evaluate(
     Args:
         batches: batches, and the category of each of their texts; empty for none.
         steps_of: logits of all steps of a batch for a number of levels.
-        watch: called with every judged batch, as the fit of the confidence does.
     """
     found = Evaluation()
     for batch, categories in batches:

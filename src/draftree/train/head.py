@@ -208,13 +208,7 @@ class HeadOptions:
 
 @dataclass(frozen=True, slots=True)
 class HeadResult:
-    """Result of a training.
-
-    Attributes:
-        folder: of the head.
-        evaluation: acceptance on all unseen texts.
-        notes: lines for the user.
-    """
+    """Result of a training."""
 
     folder: Path
     evaluation: Evaluation

@@ -53,11 +53,8 @@ class TextTrainee(ABC):
     Args:
         module: the drafter, on its device.
         vocabulary: the tokens that it can propose.
-        parts: the target's parts.
-        data: all texts.
         seen: numbers of the texts of training.
         unseen: numbers of the texts of evaluations.
-        settings: settings of the run.
         category: category of a prompt, given its number; empty for none.
         token_weights: weights of predictions; None for equal ones.
     """
@@ -89,9 +86,6 @@ class TextTrainee(ABC):
         """Read the target's distributions from the data's folders, or write them there once all are computed.
 
         They take a third of the time of the first epoch, and are equal in all runs with the same data and vocabulary.
-
-        Args:
-            data: the data of the run.
         """
         for folder in data.folders:
             path = folder.path / DISTRIBUTIONS / f"{self._digest(folder)}.safetensors"
@@ -179,10 +173,7 @@ class TextTrainee(ABC):
         """Return logits of some chains, float32.
 
         Args:
-            batch: the batch.
             level: the level, from 0.
-            chains: indices of chains.
-            states: their states.
         """
 
     def check(self, texts: Sequence[int]) -> None:

@@ -90,11 +90,7 @@ class Progress:
     Attributes:
         step: number of the update, from 1.
         share: used share of the budget.
-        tokens: predictions so far.
-        tokens_per_second: of the run so far.
         minutes_left: estimate; None before the first update.
-        loss: name of the loss.
-        losses: mean loss by level.
         acceptance: mean of sum min(p, q) by level.
         score: score of the evaluation; None for an update.
         note: one line about an event; empty if there is none.

@@ -75,14 +75,9 @@ class Prepared:
     """Loaded inputs of a run.
 
     Attributes:
-        job: the names.
-        data: the texts.
         seen: numbers of texts of training.
         unseen: numbers of texts of evaluations.
-        loaded: the target.
-        config: its transformers configuration.
         parts: its parts, in the dtype and on the device of computation.
-        processes: the processes of the run.
         dtype: dtype of computation.
     """
 

@@ -222,11 +222,7 @@ class Pace:
 
 @final
 class HeadCorrections(Learner):
-    """Corrections by owner.
-
-    Args:
-        rank: rank of the corrections.
-    """
+    """Corrections by owner."""
 
     name = "head"
 

@@ -105,7 +105,6 @@ class LearnedStats:
     """Statistics of one learner.
 
     Attributes:
-        name: `suffix` or `head`.
         texts: number of learned texts since the start; 0 for a head.
         tokens: number of learned tokens since the start; for a head, verified tokens that it was updated with.
         size: number of tokens in tables, or of learned numbers of a head.
@@ -115,7 +114,6 @@ class LearnedStats:
             tables and before the first comparison.
         learned_acceptance: the same with what was learned, on the same rows.
         active: number of owners whose drafts use what was learned.
-        seconds: time of learning since the start.
     """
 
     name: str

@@ -143,7 +143,6 @@ class Levels:
     """Result of a pass for one text.
 
     Attributes:
-        length: length of the text.
         states: states of the levels, shape (levels, hidden).
         logits: logits without bias, shape (levels, draft vocabulary).
         memory: memory of the head's bias before level 0, shape (1, width); None without one.

@@ -178,7 +178,6 @@ class Stepper(ABC, Generic[StateT]):
         """Read the unread tokens of every sequence; return the logits after them, one row per sequence.
 
         Args:
-            states: the sequences.
             ahead: for each the maximum number of positions of a tree after its last token.
         """
 
@@ -189,7 +188,6 @@ class Stepper(ABC, Generic[StateT]):
         """Run a pass over new nodes of trees; return their logits, one row per node.
 
         Args:
-            states: the sequences.
             tokens: for each the new nodes' tokens, in the tree's vocabulary.
             parents: for each their parents, counted as they were fed; or -1 for the text's last token.
         """
@@ -206,7 +204,6 @@ class Stepper(ABC, Generic[StateT]):
         """Do as `catch_up`, and grow a tree after every text, with the choices of `catch_up` and `feed`.
 
         Args:
-            states: the sequences.
             shape: shape of the trees.
             searches: how the nodes of each tree are chosen.
 
@@ -228,7 +225,6 @@ class Stepper(ABC, Generic[StateT]):
         """Keep the accepted nodes of those that were read; histories already contain the written tokens.
 
         Args:
-            states: the sequences.
             paths: for each the accepted nodes, in order from the root down.
         """
 

@@ -91,7 +91,6 @@ class LogitCorrector:
         """Correct the logits after texts, in place.
 
         Args:
-            states: the sequences.
             logits: one row per sequence.
             answered: states from which the logits were computed, shape (rows, hidden).
         """

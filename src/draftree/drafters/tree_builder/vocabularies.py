@@ -63,15 +63,7 @@ def require_map(name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """Mapping of one draft model's tokens to the target's.
-
-    Attributes:
-        way: `tokens` or `strings`.
-        target: the target's vocabulary.
-        own: the draft model's vocabulary.
-        common: the common tokens.
-        target_size: width of the target's logits.
-    """
+    """Mapping of one draft model's tokens to the target's."""
 
     way: str
     target: Lexicon

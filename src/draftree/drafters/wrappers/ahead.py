@@ -376,7 +376,6 @@ def measure_overlap(run_target: Callable[[], None], run_draft: Callable[[], None
     """Measure passes and drafts, alone and at once.
 
     Args:
-        run_target: runs one pass of the target and waits for it.
         run_draft: drafts once; called in another thread for the measurement of both.
     """
     run_target()

@@ -410,8 +410,6 @@ class Estimate:
         texts: number of texts if all of them are as long as allowed; with a limit of tokens there are more if some end
             early.
         tokens: number of rows.
-        num_bytes: size on disk.
-        seconds: duration.
         tokens_per_second: measured new tokens per second of a whole batch.
     """
 

@@ -48,8 +48,6 @@ class PromptSet:
     """Prompts of one source.
 
     Attributes:
-        name: "shipped", "packages" or the name of a file.
-        prompts: the prompts.
         licence: licence of the prompts, as far as it is known.
     """
 
@@ -72,9 +70,6 @@ class Job:
 
     Attributes:
         prompt_id: index of the prompt among all prompts.
-        prompt: the prompt.
-        temperature: temperature of the answer.
-        seed: seed of the answer.
     """
 
     prompt_id: int
@@ -176,7 +171,6 @@ class UserTurn:
     """Where a chat template has the user's message.
 
     Attributes:
-        before: token ids up to the message.
         end: the token id that ends the message.
     """
 
@@ -399,7 +393,6 @@ class Template:
     """A prompt with slots.
 
     Attributes:
-        text: the prompt.
         words: the words of each slot, in the order of the first occurrence.
     """
 

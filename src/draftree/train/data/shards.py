@@ -56,8 +56,6 @@ class ShardEntry:
     """One shard.
 
     Attributes:
-        file: name in the folder.
-        sha256: checksum of the file.
         texts: number of texts.
         tokens: number of rows.
     """
@@ -73,9 +71,7 @@ class PromptSource:
     """A set of prompts.
 
     Attributes:
-        name: "shipped", "packages" or the name of a file.
         count: number of prompts.
-        sha256: checksum of the prompts.
         licence: licence of the prompts, as far as it is known.
     """
 
@@ -90,23 +86,15 @@ class Recipe:
     """Everything that determines the texts and their states. A folder is continued with an equal recipe only.
 
     Attributes:
-        target: name of the target.
-        fingerprint: identity of its weights.
         dtype: dtype of the stored states: that of the target.
         quantization: quantization of its weights; None for none.
         exact: whether states do not depend on the batch, so that the same settings give the same bytes.
         features: captured layers, counted from 0; the number of layers is the output of the last one.
         num_layers: number of layers of the target.
-        hidden: width of its states.
-        vocab: width of its logits.
-        teacher: "hidden", or "top-k:K".
         chat: whether prompts are messages of a chat.
         temperatures: temperatures that texts take in turn.
         max_tokens: maximum number of new tokens of a text.
-        max_prompt_tokens: longer prompts are skipped.
         seed: seed of the order of prompts and of the seeds of texts.
-        shard_bytes: size at which a shard is closed.
-        prompts: the sets of prompts.
     """
 
     target: str
@@ -153,7 +141,6 @@ class Manifest:
     """State of a folder.
 
     Attributes:
-        recipe: what the data are.
         next_prompt: number of prompts that are done or skipped, in the order of the recipe.
         skipped: number of skipped prompts by reason.
         complete: whether the last run reached its limit, or the end of the prompts.
@@ -270,7 +257,6 @@ class Text:
         last: output of the last layer before the final norm, shape (rows, hidden); None with a top-k teacher.
         top: the most likely next tokens; None without a top-k teacher.
         temperature: temperature at which the answer was sampled.
-        seed: seed of the answer.
         prompt_id: index of the prompt among all prompts of the data.
     """
 
@@ -386,8 +372,6 @@ class DataFolder:
     """One folder of training data that is read together with others.
 
     Attributes:
-        path: the folder.
-        manifest: its manifest.
         texts: numbers of its texts among those of all folders.
     """
 
