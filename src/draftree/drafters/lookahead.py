@@ -174,7 +174,6 @@ class Comb:
         return ends + [None] * (len(rows[0]) - len(ends))
 
     def tree(self) -> TokenTree:
-        """Return the tree."""
         return TokenTree(tuple(self._tokens), tuple(self._parents), sources=tuple(self._sources))
 
 

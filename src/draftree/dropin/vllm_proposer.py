@@ -47,7 +47,6 @@ class _Text:
     unseen: int = 0
 
     def continues_in(self, tokens: np.ndarray) -> bool:
-        """Return whether tokens begin with this text."""
         own = self.history.tokens
         return len(own) <= len(tokens) and bool(np.array_equal(own, tokens[: len(own)]))
 

@@ -41,7 +41,6 @@ CLASSES = {
 
 
 def head_class(kind: str) -> type[Head]:
-    """Return the class of a kind."""
     if kind not in CLASSES:
         raise UnsupportedModelError(f"heads of kind '{kind}' cannot be run: {', '.join(sorted(CLASSES))} can")
     module, _, name = CLASSES[kind].partition(":")
@@ -114,7 +113,6 @@ LAYOUTS: tuple[Layout, ...] = (speculators, medusa, dflash, dspark, mtp, eagle)
 
 
 def is_head(folder: Path) -> bool:
-    """Return whether the folder has one of the layouts."""
     try:
         layout_of(HeadFolder(folder))
     except ModelError:
@@ -167,7 +165,6 @@ def write_folder(folder: Path, values: Mapping[str, Any], tensors: Mapping[str, 
 
 
 def layout_of(folder: HeadFolder) -> Layout:
-    """Return the layout of a folder."""
     for layout in LAYOUTS:
         if layout.recognise(folder):
             return layout

@@ -123,7 +123,6 @@ class MtpHead(FeatureHead):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the weights."""
         return self.eh_proj.weight.dtype
 
     def project(self, features: Tensor) -> Tensor:

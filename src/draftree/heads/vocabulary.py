@@ -33,7 +33,6 @@ class DraftVocabulary:
 
     @classmethod
     def full(cls, vocab_size: int) -> DraftVocabulary:
-        """Return the vocabulary of all tokens."""
         return cls(torch.arange(vocab_size), vocab_size)
 
     @classmethod
@@ -99,7 +98,6 @@ class DraftVocabulary:
         return self._places[tokens.long()]
 
     def to(self, device: torch.device) -> DraftVocabulary:
-        """Return the same vocabulary on a device."""
         return self if self.ids.device == device else DraftVocabulary(self.ids.to(device), self.vocab_size)
 
 
@@ -110,7 +108,6 @@ OFFSETS, MASK = "d2t", "t2d"
 
 
 def vocabulary_of(tensors: Mapping[str, Tensor], config: HeadConfig) -> DraftVocabulary:
-    """Return the vocabulary of the maps."""
     offsets, mask = tensors.get(OFFSETS), tensors.get(MASK)
     if offsets is None:
         if config.is_full:

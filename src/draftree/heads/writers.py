@@ -112,7 +112,6 @@ def export_for_vllm(head: Head, target: ExportTarget, folder: Path) -> list[str]
 
 
 def vllm_commands(config: HeadConfig, target: ExportTarget, folder: Path) -> list[str]:
-    """Return the command lines of vLLM."""
     asked: dict[str, Any] = {"model": str(folder), "num_speculative_tokens": _num_tokens(config)}
     asked["method"] = EAGLE3 if config.kind == PEAGLE else config.kind
     if config.kind == PEAGLE:
@@ -177,7 +176,6 @@ def export_for_sglang(head: Head, target: ExportTarget, folder: Path) -> list[st
 
 
 def sglang_commands(config: HeadConfig, target: ExportTarget, folder: Path) -> list[str]:
-    """Return the command lines of SGLang."""
     start = f"python -m sglang.launch_server --model-path {target.name}"
     if config.kind == DFLASH:
         return [f"{start} --speculative-algorithm DFLASH --speculative-draft-model-path {folder}"]

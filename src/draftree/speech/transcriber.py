@@ -148,7 +148,6 @@ class Transcriber:
 
     @property
     def target(self) -> EncoderDecoder:
-        """The model."""
         target = self.engine.parts.target
         if not isinstance(target, EncoderDecoder) or target.feature_shape is None:
             raise ConfigurationError("transcribe is for models that read features of sound: use generate")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -20,19 +20,27 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from draftree.core.errors import ConfigurationError
 from draftree.heads.base import BlockHead, BlockRows, TargetParts
-from draftree.heads.calibration import write_calibration
 from draftree.heads.config import DSPARK, EAGLE3, HeadConfig
 from draftree.heads.dflash import BlockLayer, DFlashHead
 from draftree.heads.eagle import Eagle3Head
-from draftree.heads.folders import read_head, write_head
+from draftree.heads.folders import read_head
 from draftree.heads.layers import Layer
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.train.batches import Batch
-from draftree.train.evaluate import ConfidenceFit, Evaluation
-from draftree.train.finishing import earlier_runs, finish
-from draftree.train.head import HeadOptions, HeadResult, HeadShape, fill_fresh, head_config, json_ready, scaled
-from draftree.train.head_trainee import ScaledTexts, TextTrainee, fold, unfold
-from draftree.train.loop import Progress, TrainingRun
+from draftree.train.finishing import earlier_runs
+from draftree.train.head import (
+    HeadOptions,
+    HeadResult,
+    HeadShape,
+    fill_fresh,
+    finish_head,
+    head_config,
+    placed,
+    run_training,
+    scaled,
+)
+from draftree.train.head_trainee import ScaledTexts, TextTrainee, unfold
+from draftree.train.loop import Progress
 from draftree.train.preparing import Prepared, TrainingJob, answer_vocabulary, chosen_features, prepare
 from draftree.train.settings import TrainSettings
 
@@ -97,10 +105,7 @@ def start_block(
         head, data = _continued(prepared, settings, options, given, start)
     else:
         head, data = _new(prepared, settings, options, note)
-    head.to(device=prepared.processes.device, dtype=prepared.dtype)
-    head.vocabulary = head.vocabulary.to(prepared.processes.device)
-    head.bind(prepared.parts)
-    return head, data
+    return placed(head, prepared), data
 
 
 def _continued(
@@ -352,31 +357,6 @@ def train_block(
     prepared = prepare(job)
     head, data = start_block(prepared, settings, options, note)
     trainee = BlockTrainee(head, prepared.parts, data, prepared.seen, prepared.unseen, settings)
-    if prepared.processes.count == 1:
-        trainee.keep_rows(prepared.data)
-    run = TrainingRun(trainee, settings, job.training, prepared.processes, report=report)
-    if job.resume:
-        run.resume()
-        note(f"resumed after {run.state.step} updates")
-    note(f"{run.num_weights:,} trained weights, {len(trainee.lengths):,} texts, {str(prepared.dtype)[6:]}")
-    state = run.run()
-    if prepared.processes.index:
-        return HeadResult(job.output, Evaluation(), ())
-    fit = ConfidenceFit(settings.depth)
-    evaluation = trainee.evaluate(None, watch=fit.add)
-    fold(head, data.sizes)
-    write_head(head.to(prepared.loaded.model.dtype), job.output)
-    calibration = fit.fit()
-    write_calibration(calibration, job.output)
-    facts = {"head": {"config": asdict(head.config)}, "confidence": fit.report(calibration)}
-    more = facts | earlier_runs(options.head.start)
-    notes = finish(
-        prepared,
-        settings,
-        state,
-        evaluation,
-        kind="DSpark block head",
-        usage=f"head:{job.output}",
-        more=json_ready(more),
-    )
-    return HeadResult(job.output, evaluation, tuple(notes))
+    state = run_training(prepared, settings, trainee, report, note)
+    earlier = earlier_runs(options.head.start)
+    return finish_head(prepared, settings, trainee, data.sizes, state, "DSpark block head", earlier)

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: one file, written whole or not at all."""
+"""Checkpoints of a run, one file that is written whole or not at all, and the error of training."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from draftree.core.errors import DraftreeError
 from draftree.core.files import MALFORMED, parse_json
-from draftree.train.errors import TrainingError
 
-__all__ = ["load_checkpoint", "require_same_run", "save_checkpoint"]
+
+class TrainingError(DraftreeError, RuntimeError):
+    """Training cannot start or continue: damaged data, a loss that is not finite, or too little memory."""
 
 
 def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -33,7 +35,6 @@ def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[st
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read a checkpoint."""
     try:
         with safe_open(path, framework="pt") as file:
             facts: dict[str, Any] = dict(parse_json((file.metadata() or {})["facts"]))

@@ -25,9 +25,9 @@ from draftree.text.tokenizer import Tokenizer
 from draftree.train.batches import Batch
 from draftree.train.evaluate import Evaluation
 from draftree.train.finishing import finish
-from draftree.train.head import HeadResult
+from draftree.train.head import HeadResult, run_training
 from draftree.train.head_trainee import TextTrainee
-from draftree.train.loop import Progress, TrainingRun
+from draftree.train.loop import Progress
 from draftree.train.preparing import Prepared, TrainingJob, prepare
 from draftree.train.settings import TrainSettings
 
@@ -55,7 +55,6 @@ class Spelling:
 
 
 def spell_vocabulary(target: Lexicon, own: Lexicon, *, size: int) -> Spelling:
-    """Return the spelling of a target's vocabulary."""
     specials = read_specials(target, own)
     pieces: list[tuple[int, ...]] = [()] * size
     shared = 0
@@ -324,14 +323,7 @@ def train_student(
     trainee = StudentTrainee(
         student, vocabulary, prepared.parts, prepared.data, prepared.seen, prepared.unseen, settings
     )
-    if prepared.processes.count == 1:
-        trainee.keep_rows(prepared.data)
-    run = TrainingRun(trainee, settings, job.training, prepared.processes, report=report)
-    if job.resume:
-        run.resume()
-        note(f"resumed after {run.state.step} updates")
-    note(f"{run.num_weights:,} trained weights, {len(trainee.lengths):,} texts, {str(prepared.dtype)[6:]}")
-    state = run.run()
+    state = run_training(prepared, settings, trainee, report, note)
     if prepared.processes.index:
         return HeadResult(job.output, Evaluation(), ())
     evaluation = trainee.evaluate(None)

@@ -18,7 +18,7 @@ from draftree.core.noise import Noise, gumbel
 from draftree.heads.calibration import MOST_SURE, Calibration
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.train.batches import Batch
-from draftree.train.errors import TrainingError
+from draftree.train.checkpoints import TrainingError
 
 CANDIDATES = 4
 """Number of best tokens that are compared."""
@@ -109,7 +109,6 @@ class DepthCounts:
 
     @property
     def drafts(self) -> int:
-        """Number of drafts."""
         return sum(self.runs)
 
     @property
@@ -327,7 +326,6 @@ class ConfidenceFit:
         self._num_texts = 0
 
     def add(self, batch: Batch, judged: list[JudgedStep]) -> None:
-        """Add the candidates of a batch."""
         layout = batch.chain_rows
         text = (layout.places // layout.longest).cpu() + self._num_texts
         sampled = torch.tensor([one.temperature > 0 for one in batch.texts])[text - self._num_texts]
@@ -345,7 +343,6 @@ class ConfidenceFit:
             is_reached &= step.match.cpu() == 0
 
     def fit(self) -> Calibration:
-        """Return the map."""
         greedy, sampled = (self._pairs(levels) for levels in self._levels)
         return Calibration(greedy, sampled)
 

@@ -206,7 +206,6 @@ def _earlier_run(facts: Mapping[str, Any]) -> str:
 
 
 def card(facts: Mapping[str, Any], kind: str, usage: str) -> str:
-    """Return the model card."""
     data, run = facts["data"], facts["run"]
     earlier = "".join(map(_earlier_run, facts.get("earlier", ())))
     lines = [

@@ -5,23 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from draftree.core.errors import ConfigurationError
-from draftree.heads.base import FeatureHead, TargetParts
+from draftree.heads.base import FeatureHead, Head, TargetParts
 from draftree.heads.calibration import write_calibration
 from draftree.heads.config import EAGLE3, HeadConfig
 from draftree.heads.eagle import Eagle3Head
 from draftree.heads.folders import read_head, write_head
 from draftree.heads.vocabulary import DraftVocabulary
-from draftree.train.batches import Batch
 from draftree.train.evaluate import ConfidenceFit, Evaluation
 from draftree.train.finishing import earlier_runs, finish
-from draftree.train.head_trainee import SIZED_TEXTS, HeadTrainee, ScaledTexts, TokenWeights, fold, sizes_for, unfold
-from draftree.train.loop import Progress, TrainingRun
+from draftree.train.head_trainee import (
+    SIZED_TEXTS,
+    HeadTrainee,
+    ScaledTexts,
+    TextTrainee,
+    TokenWeights,
+    fold,
+    sizes_for,
+    unfold,
+)
+from draftree.train.loop import Progress, RunState, TrainingRun
 from draftree.train.preparing import Prepared, answer_vocabulary, chosen_features, prepare
 from draftree.train.preparing import TrainingJob as TrainingJob
 from draftree.train.settings import TrainSettings
@@ -165,6 +173,7 @@ def norm_gain(parts: TargetParts) -> Tensor:
     return gain if close else torch.ones(width)
 
 
+AnyHead = TypeVar("AnyHead", bound=Head)
 DRAFT_VOCAB = 8192
 """Size of the draft vocabulary of a new head, unless the user chooses another."""
 LEAST_COVERAGE = 0.97
@@ -238,21 +247,27 @@ def train_head(
     trainee = HeadTrainee(
         head, prepared.parts, data, prepared.seen, prepared.unseen, settings, token_weights=token_weights
     )
+    state = run_training(prepared, settings, trainee, report, note)
+    facts = {**(facts or {}), **earlier_runs(options.start)}
+    return finish_head(prepared, settings, trainee, data.sizes, state, kind, facts)
+
+
+def run_training(
+    prepared: Prepared,
+    settings: TrainSettings,
+    trainee: TextTrainee,
+    report: Callable[[Progress], None],
+    note: Callable[[str], None],
+) -> RunState:
+    """Train until a limit, from the checkpoint of a run that the job resumes."""
     if prepared.processes.count == 1:
         trainee.keep_rows(prepared.data)
-    run = TrainingRun(trainee, settings, job.training, prepared.processes, report=report)
-    if job.resume:
+    run = TrainingRun(trainee, settings, prepared.job.training, prepared.processes, report=report)
+    if prepared.job.resume:
         run.resume()
         note(f"resumed after {run.state.step} updates")
     note(f"{run.num_weights:,} trained weights, {len(trainee.lengths):,} texts, {str(prepared.dtype)[6:]}")
-    state = run.run()
-    return (
-        _finished(
-            prepared, settings, trainee, data.sizes, state, kind, {**(facts or {}), **earlier_runs(options.start)}
-        )
-        if prepared.processes.index == 0
-        else (HeadResult(job.output, Evaluation(), ()))
-    )
+    return run.run()
 
 
 def start(
@@ -273,7 +288,7 @@ def start(
         places = chosen_features(head.config.features, stored, prepared.parts.num_layers)
         data = scaled(prepared, head.config, places)
         unfold(head, data.sizes)
-        return _placed(head, prepared), data
+        return placed(head, prepared), data
     vocabulary, share = answer_vocabulary(prepared, options.new_vocab)
     note(f"draft vocabulary: {len(vocabulary):,} tokens, {100 * share:.2f} % of unseen answers")
     if share < LEAST_COVERAGE:
@@ -296,7 +311,7 @@ def start(
         trains_output=options.shape.trains_output,
         seed=settings.seed,
     )
-    return _placed(head, prepared), data
+    return placed(head, prepared), data
 
 
 def scaled(prepared: Prepared, config: HeadConfig, places: Sequence[int]) -> ScaledTexts:
@@ -305,7 +320,8 @@ def scaled(prepared: Prepared, config: HeadConfig, places: Sequence[int]) -> Sca
     return ScaledTexts(prepared.data, places, sizes_for(config, texts, places))
 
 
-def _placed(head: FeatureHead, prepared: Prepared) -> FeatureHead:
+def placed(head: AnyHead, prepared: Prepared) -> AnyHead:
+    """Return the head on the device of computation and in its dtype, bound to the target."""
     device = prepared.processes.device
     head.to(device=device, dtype=prepared.dtype)
     head.vocabulary = head.vocabulary.to(device)
@@ -313,28 +329,28 @@ def _placed(head: FeatureHead, prepared: Prepared) -> FeatureHead:
     return head
 
 
-def _finished(
+def finish_head(
     prepared: Prepared,
     settings: TrainSettings,
-    trainee: HeadTrainee,
+    trainee: TextTrainee,
     sizes: Tensor,
-    state: Any,
+    state: RunState,
     kind: str,
     facts: dict[str, Any],
 ) -> HeadResult:
-    """Evaluate, fit the confidence and write all files."""
-    fit = ConfidenceFit(settings.depth)
-
-    def watch(batch: Batch, judged: Any) -> None:
-        fit.add(batch, judged)
-
-    evaluation = trainee.evaluate(None, watch=watch)
+    """Evaluate, fit the confidence and write all files, in the first process."""
     output = prepared.job.output
-    fold(trainee.head, sizes)
-    write_head(trainee.head.to(prepared.loaded.model.dtype), output)
+    if prepared.processes.index:
+        return HeadResult(output, Evaluation(), ())
+    fit = ConfidenceFit(settings.depth)
+    evaluation = trainee.evaluate(None, watch=fit.add)
+    head = trainee.module
+    assert isinstance(head, Head), "heads are trained"
+    fold(head, sizes)
+    write_head(head.to(prepared.loaded.model.dtype), output)
     calibration = fit.fit()
     write_calibration(calibration, output)
-    more = {"head": {"config": asdict(trainee.head.config)}, "confidence": fit.report(calibration)} | facts
+    more = {"head": {"config": asdict(head.config)}, "confidence": fit.report(calibration)} | facts
     notes = finish(prepared, settings, state, evaluation, kind=kind, usage=f"head:{output}", more=json_ready(more))
     return HeadResult(output, evaluation, tuple(notes))
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from draftree.heads.base import FeatureHead, TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.train.batches import Batch, collate, cut, first_chain, is_usable, pack
+from draftree.train.checkpoints import TrainingError
 from draftree.train.data.shards import DataFolder, Text, TrainingData
-from draftree.train.errors import TrainingError
 from draftree.train.evaluate import Evaluation, JudgedStep, StepLogits, evaluate
 from draftree.train.losses import Loss
 from draftree.train.settings import TrainSettings
@@ -115,7 +115,6 @@ class TextTrainee(ABC):
 
     @property
     def module(self) -> nn.Module:
-        """The drafter."""
         return self._module
 
     def _usable(self, numbers: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
@@ -134,7 +133,6 @@ class TextTrainee(ABC):
         return sum(self._chains[text] for text in texts)
 
     def batch(self, numbers: Sequence[int]) -> Batch:
-        """Return the batch of texts, given by their numbers in the data."""
         texts = [cut(self._data[number], self._settings.max_length) for number in numbers]
         return collate(texts, device=self._device, dtype=next(self._module.parameters()).dtype)
 
@@ -205,7 +203,6 @@ class TextTrainee(ABC):
             yield [self._unseen[index] for index in chosen]
 
     def text(self, number: int) -> Text:
-        """Return a text of the data."""
         return self._data[number]
 
     def steps_of(self, batch: Batch, depth: int) -> Iterator[StepLogits]:

@@ -22,8 +22,7 @@ from draftree.core.errors import ConfigurationError, import_extra, is_out_of_mem
 from draftree.core.files import MALFORMED, JsonError, parse_json
 from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.train.batches import pack
-from draftree.train.checkpoints import load_checkpoint, require_same_run, save_checkpoint
-from draftree.train.errors import TrainingError
+from draftree.train.checkpoints import TrainingError, load_checkpoint, require_same_run, save_checkpoint
 from draftree.train.evaluate import Evaluation
 from draftree.train.losses import Loss, loss_named
 from draftree.train.settings import ADAMW, TrainSettings
@@ -157,7 +156,6 @@ class Alone:
         self.device = device
 
     def total(self, value: Tensor) -> Tensor:
-        """Return the tensor."""
         return value
 
     def wait(self) -> None:
@@ -179,7 +177,6 @@ class Accelerated:
         return found
 
     def wait(self) -> None:
-        """Wait for all processes."""
         self._accelerator.wait_for_everyone()
 
 
@@ -248,7 +245,6 @@ class MasterOptimizer:
 
     @property
     def num_weights(self) -> int:
-        """Number of trainable weights."""
         return sum(master.numel() for master in self._master.values())
 
     def clear(self) -> None:
@@ -350,7 +346,6 @@ class TrainingRun:
 
     @property
     def num_weights(self) -> int:
-        """Number of trained weights."""
         return self._optimizer.num_weights
 
     def resume(self) -> None:

@@ -183,7 +183,6 @@ LOSSES: dict[str, Loss] = {
 
 
 def loss_named(name: str) -> Loss:
-    """Return a loss."""
     if name not in LOSSES:
         raise ConfigurationError(f"unknown loss '{name}': {suggestion(name, LOSSES)}")
     return LOSSES[name]

@@ -16,9 +16,8 @@ from draftree.core.files import MALFORMED
 from draftree.heads.base import TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.train.batches import first_chain
-from draftree.train.checkpoints import load_checkpoint, save_checkpoint
+from draftree.train.checkpoints import TrainingError, load_checkpoint, save_checkpoint
 from draftree.train.data.shards import Text, TopRows
-from draftree.train.errors import TrainingError
 from draftree.train.losses import LEAST_LOG, Rows
 
 

@@ -38,7 +38,6 @@ class UnrollAttention:
         self._hidden: Tensor | None = None
 
     def next_step(self) -> None:
-        """Go to the next step."""
         self._step += 1
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from draftree.core.noise import Noise, gumbel
 from draftree.train.batches import Batch, collate
-from draftree.train.errors import TrainingError
+from draftree.train.checkpoints import TrainingError
 from draftree.train.evaluate import ALL, DepthCounts, Evaluation, evaluate, judge, runs_of, table, walk
 from train_samples import ANSWER, PROMPT, VOCAB, perturbed, settings, texts, tiny_head, trainee
 

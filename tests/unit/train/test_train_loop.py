@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from draftree.train.checkpoints import load_checkpoint, save_checkpoint
-from draftree.train.errors import TrainingError
+from draftree.train.checkpoints import TrainingError, load_checkpoint, save_checkpoint
 from draftree.train.head_trainee import HeadTrainee
 from draftree.train.loop import BEST, CHECKPOINT, LOG, Progress, read_log
 from draftree.train.settings import OPTIMIZERS, Limits

@@ -13,8 +13,8 @@ import pytest
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
 from draftree.options import ModelOptions
+from draftree.train.checkpoints import TrainingError
 from draftree.train.data.shards import TrainingData
-from draftree.train.errors import TrainingError
 from draftree.train.head_trainee import DISTRIBUTIONS
 from draftree.train.preparing import TrainingJob, first_texts
 from draftree.train.settings import Limits

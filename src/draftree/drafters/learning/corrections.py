@@ -95,7 +95,6 @@ class Correction:
 
     @property
     def num_bytes(self) -> int:
-        """Memory in bytes."""
         return 2 * sum(4 * own.numel() for own in self._parameters.values())
 
     def apply(self, logits: Tensor, states: Tensor) -> None:

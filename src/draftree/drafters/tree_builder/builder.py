@@ -71,7 +71,6 @@ class Shape:
 
     @property
     def num_nodes(self) -> int:
-        """Maximum number of nodes."""
         total, level = 0, 1
         for width in self.widths:
             level *= width

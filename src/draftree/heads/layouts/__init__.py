@@ -54,7 +54,6 @@ class Values:
         return value
 
     def number(self, name: str, default: float) -> float:
-        """Return a number."""
         return float(self._typed(name, default, int | float, "a number"))
 
     def flag(self, name: str, *, default: bool = False) -> bool:
@@ -63,7 +62,6 @@ class Values:
         return value
 
     def text(self, name: str, default: str = "") -> str:
-        """Return a string."""
         value: str = self._typed(name, default, str, "a string")
         return value
 

@@ -25,7 +25,6 @@ NEUTRAL = {"input_embedding_scale": 1.0, "output_multiplier": 1.0, "final_logit_
 
 
 def recognise(folder: HeadFolder) -> bool:
-    """Return whether the folder has this layout."""
     values = folder.values
     if ARCHITECTURE in values.texts("architectures") or values.get("model_type") == OF_TRANSFORMERS:
         return True
@@ -33,7 +32,6 @@ def recognise(folder: HeadFolder) -> bool:
 
 
 def configure(folder: HeadFolder) -> HeadConfig:
-    """Return the configuration."""
     values = folder.values
     settings = Values({**values.content, **values.part(SETTINGS, optional=True).content})
     settings.require("target_layer_ids", "mask_token_id", "block_size")

@@ -17,12 +17,10 @@ NAME = "dspark"
 
 
 def recognise(folder: HeadFolder) -> bool:
-    """Return whether the folder has this layout."""
     return any("DSpark" in name for name in folder.values.texts("architectures")) or "markov_rank" in folder.values
 
 
 def configure(folder: HeadFolder) -> HeadConfig:
-    """Return the configuration."""
     values = folder.values
     held = folder.shapes
     values.require("target_layer_ids", "mask_token_id", "block_size", "markov_rank")

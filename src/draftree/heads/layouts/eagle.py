@@ -37,7 +37,6 @@ def recognise(folder: HeadFolder) -> bool:
 
 
 def configure(folder: HeadFolder) -> HeadConfig:
-    """Return the configuration."""
     values = folder.values
     names = {_renamed(name, THEIRS, OURS) for name in folder.shapes}
     is_third = any(name.startswith(THEIRS) for name in folder.shapes)

@@ -19,7 +19,6 @@ _OUTPUT = re.compile(r"\d+\.(\d+)\.weight")
 
 
 def recognise(folder: HeadFolder) -> bool:
-    """Return whether the folder has this layout."""
     return "medusa_num_heads" in folder.values or any((folder.path / name).is_file() for name in MEDUSA_FILES)
 
 

@@ -76,7 +76,6 @@ def _text_config(folder: HeadFolder) -> Values:
 
 
 def renamed(folder: HeadFolder, prefix: str, names: Mapping[str, str]) -> dict[str, Tensor]:
-    """Return tensors by our names."""
     held = folder.tensors(lambda name: name.startswith(prefix))
     own = {name.removeprefix(prefix): tensor for name, tensor in held.items()}
     return _with_joined_experts({_renamed(name, names): own[name] for name in own if name not in SHARED})

@@ -42,7 +42,6 @@ DEPTH = 3
 
 
 def recognise(folder: HeadFolder) -> bool:
-    """Return whether the folder has this layout."""
     return TYPE in folder.values
 
 

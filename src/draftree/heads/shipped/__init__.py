@@ -64,7 +64,6 @@ def shipped_heads() -> list[ShippedHead]:
 
 
 def read_manifest(folder: Path) -> ShippedHead:
-    """Read the manifest of a folder."""
     path = folder / MANIFEST
     try:
         values = read_json(path)

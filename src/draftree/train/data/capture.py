@@ -355,7 +355,6 @@ class Capture:
         return sequence
 
     def prompt_ids(self, job: Job) -> list[int]:
-        """Return the token ids of a prompt."""
         if self.chat:
             return self._llm.prompts.encode_chat([dict(message) for message in job.prompt.messages])
         return self._llm.prompts.encode_prompt(job.prompt.text)

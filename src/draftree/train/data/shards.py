@@ -160,7 +160,6 @@ class Manifest:
 
     @property
     def num_texts(self) -> int:
-        """Number of texts of all shards."""
         return sum(shard.texts for shard in self.shards)
 
     def write(self, folder: Path) -> None:
@@ -171,7 +170,6 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """Read the manifest of a folder."""
         path = folder / MANIFEST
         try:
             content = read_json(path)
@@ -271,7 +269,6 @@ class Text:
 
     @property
     def num_rows(self) -> int:
-        """Number of rows of states."""
         return self.features.shape[0]
 
 
