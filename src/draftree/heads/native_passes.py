@@ -18,7 +18,7 @@ from draftree.heads.config import EAGLE3, HeadConfig
 from draftree.heads.eagle import Eagle3Head
 from draftree.heads.passes import STATES, HeadPasses, RowJob, RowResult, TorchPasses, joined_before, requested_rows
 from draftree.models.base import LanguageModel
-from draftree.models.kv.slots import KVMemory, KVSlot, LayerRange, Leftovers, RangeOutput
+from draftree.models.kv.slots import KVSlot, LayerRange, Leftovers, RangeOutput
 from draftree.models.native.blueprint import (
     GELU_TANH,
     SILU,
@@ -201,17 +201,14 @@ class NativePasses(HeadPasses):
         self._subset = None if self.tokens is None else NativeSubset(self.tokens)
 
     @property
-    def kernels(self) -> str:
-        return f"native ({self._decoder.instructions})"
-
-    @property
     def weight_bytes(self) -> int:
-        return self._decoder.weight_bytes + self.parameter_bytes
+        return self._decoder.weight_bytes + super().weight_bytes
 
     @torch.inference_mode()
     def project(self, features: Tensor) -> Tensor:
         """Return the states before the tokens that follow, float32 with the values of the head's dtype."""
-        rows = _rows_of_states(len(features))
+        # no layer runs, and nothing of the rows is read
+        rows = Rows(array("q", [0]), (0,) * 8, len(features), 0, 1)
         given = features.float().flatten(1).contiguous()
         found = self._decoder.run(None, rows, (), layer_range=LayerRange(0, 0, keeps_hidden=True), features=given)
         assert found.hidden is not None, "states are captured"
@@ -223,16 +220,7 @@ class NativePasses(HeadPasses):
         return self._decoder.final_norm(states) if self._norms_output else states
 
     @torch.inference_mode()
-    def logits(self, states: Tensor) -> Logits:
-        count = len(states)
-        end = self._decoder.num_layers
-        part = LayerRange(end, end, hidden=states.float().contiguous())
-        return self._answered(self._decoder.run(None, _rows_of_states(count), range(count), layer_range=part))
-
-    @torch.inference_mode()
-    def run(
-        self, memory: KVMemory, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]], jobs: Sequence[RowJob]
-    ) -> RowResult:
+    def run(self, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]], jobs: Sequence[RowJob]) -> RowResult:
         """Run a pass over new rows; states are float32, projected ones with values of the head's dtype."""
         tokens = [job.tokens for job in jobs]
         end = self._decoder.num_layers
@@ -245,7 +233,7 @@ class NativePasses(HeadPasses):
             layer_range = LayerRange(0, end, hidden=given, keeps_hidden=True)
             features = None
         found = self._decoder.run(
-            memory,
+            self.pool.memory,
             plan_rows(slots, tokens, nodes, rows_of_chunk=self._decoder.rows_of_chunk(sum(map(len, tokens)))),
             requested,
             layer_range=layer_range,
@@ -262,7 +250,6 @@ class NativePasses(HeadPasses):
 
     def trees(
         self,
-        memory: KVMemory,
         slots: Sequence[KVSlot],
         nodes: Sequence[Sequence[int]],
         jobs: Sequence[RowJob],
@@ -271,6 +258,7 @@ class NativePasses(HeadPasses):
     ) -> list[FoundTree]:
         """Run a pass over new rows, and grow trees after them in the same call."""
         tokens = [job.tokens for job in jobs]
+        memory = self.pool.memory
         states = memory.keys[STATES]
         before = joined_before(jobs)
         if before.dtype != torch.float32 or not before.is_contiguous():
@@ -293,8 +281,3 @@ class NativePasses(HeadPasses):
         columns = found.logits
         assert isinstance(columns, NativeLogits), "native passes return native logits"
         return columns if self._subset is None else NativeSubsetLogits(columns, self._subset)
-
-
-def _rows_of_states(count: int) -> Rows:
-    """Return rows for a pass that runs no layer and reads nothing of them."""
-    return Rows(array("q", [0]), (0,) * 8, count, 0, 1)

@@ -74,7 +74,7 @@ class RowResult:
 
 
 class HeadPasses(ABC):
-    """Forward passes of a head that is bound to its target; methods run without gradients.
+    """Slots of a head that is bound to its target, and forward passes over them, without gradients.
 
     `tokens` is the draft vocabulary as columns of the logits; None if it has all tokens. `leftovers` is what passes
     read at positions whose keys and values are not kept.
@@ -84,25 +84,27 @@ class HeadPasses(ABC):
         self.head = head
         self.device = device
         self.dtype = next(head.parameters()).dtype
-        self.leftovers = leftovers
-
-        vocabulary = head.vocabulary
+        vocabulary, config = head.vocabulary, head.config
         self.tokens = None if vocabulary.is_full else TokenSubset(vocabulary.ids, vocabulary.vocab_size)
+        shape = LayerShape(config.num_kv_heads, config.head_dim, config.head_dim)
+        shapes = {STATES: LayerShape(1, config.hidden, 0), **dict.fromkeys(range(config.num_layers), shape)}
+        self.pool = SlotPool(shapes, dtype=self.dtype, device=device, leftovers=leftovers)
 
     @property
-    def parameter_bytes(self) -> int:
-        """Size of the parameters of the head's module in bytes."""
+    def weight_bytes(self) -> int:
+        """Size of all weights of its own in bytes."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.head.state_dict().values())
 
     @property
-    @abstractmethod
-    def kernels(self) -> str:
-        """What computes the passes: "native" with the instructions in brackets, or "torch"."""
-
-    @property
-    @abstractmethod
-    def weight_bytes(self) -> int:
-        """Size of all weights of its own in bytes."""
+    def footprint(self) -> Footprint:
+        """Memory of weights, of a row in a slot, and of activations in bytes."""
+        config = self.head.config
+        return Footprint(
+            weights=self.weight_bytes,
+            token=self.pool.memory.token_bytes,
+            logits=config.vocab_size * LOGIT_BYTES,
+            row=(8 * config.hidden + 3 * config.intermediate) * self.dtype.itemsize,
+        )
 
     @abstractmethod
     def project(self, features: Tensor) -> Tensor:
@@ -113,13 +115,7 @@ class HeadPasses(ABC):
         """Return the states before the children of rows, from the states of the rows."""
 
     @abstractmethod
-    def logits(self, states: Tensor) -> Logits:
-        """Return logits of states, as wide as the target's vocabulary."""
-
-    @abstractmethod
-    def run(
-        self, memory: KVMemory, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]], jobs: Sequence[RowJob]
-    ) -> RowResult:
+    def run(self, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]], jobs: Sequence[RowJob]) -> RowResult:
         """Run a pass over new rows; their keys and values are stored.
 
         Args:
@@ -134,7 +130,6 @@ class HeadPasses(ABC):
 
     def trees(
         self,
-        memory: KVMemory,
         slots: Sequence[KVSlot],
         nodes: Sequence[Sequence[int]],
         jobs: Sequence[RowJob],
@@ -155,6 +150,43 @@ class HeadPasses(ABC):
             The trees; a node whose share is NaN or minus infinity is left out.
         """
         raise NotImplementedError("trees grow level by level")
+
+    def read(self, jobs: Sequence[RowJob]) -> RowResult:
+        """Append rows with states from the target to prefixes, at most one job for each slot without tentative rows."""
+        found = self.extend(jobs)
+        states = self.pool.memory.keys[STATES]
+        row = 0
+        with torch.inference_mode(), single_threaded():
+            for job in jobs:
+                slot = job.slot
+                count = len(job.tokens)
+                states[slot.index, 0, slot.length : slot.length + count] = found.before[row : row + count]
+                row += count
+        self.pool.commit([Commit(job.slot, range(len(job.tokens))) for job in jobs])
+        return found
+
+    def read_and_grow(
+        self, jobs: Sequence[RowJob], shape: TreeWidths, searches: Sequence[TreeSearch]
+    ) -> list[FoundTree]:
+        """Append rows as `read` does, and return trees after the last row of each job, whose rows are not kept."""
+        slots = [job.slot for job in jobs]
+        # rows of the trees need room: they are appended and dropped
+        lengths = [len(job.tokens) + shape.sizes(search).read for job, search in zip(jobs, searches, strict=True)]
+        self.pool.append(slots, [Extend(slot, (), range(-1, n - 1)) for slot, n in zip(slots, lengths, strict=True)])
+        nodes = [range(len(job.tokens)) for job in jobs]
+        found = self.trees(slots, nodes, jobs, shape, searches)
+        self.pool.commit([Commit(slot, rows) for slot, rows in zip(slots, nodes, strict=True)])
+        return found
+
+    def extend(self, jobs: Sequence[RowJob]) -> RowResult:
+        """Append tentative rows."""
+        slots = [job.slot for job in jobs]
+        nodes = self.pool.append(slots, [Extend(job.slot, job.tokens, job.parents) for job in jobs])
+        return self.run(slots, nodes, jobs)
+
+    def before(self, slot: KVSlot, row: int) -> Tensor:
+        """Return the state before a row of a prefix, shape (1, hidden)."""
+        return self.pool.memory.keys[STATES][slot.index, 0, row : row + 1].clone()
 
 
 def requested_rows(jobs: Sequence[RowJob]) -> list[int]:
@@ -180,14 +212,6 @@ class TorchPasses(HeadPasses):
     def __init__(self, head: FeatureHead, device: torch.device) -> None:
         super().__init__(head, device, Leftovers.MASKED)
 
-    @property
-    def kernels(self) -> str:
-        return "torch"
-
-    @property
-    def weight_bytes(self) -> int:
-        return self.parameter_bytes
-
     @torch.inference_mode()
     def project(self, features: Tensor) -> Tensor:
         return self.head.project(features.to(self.device))
@@ -197,14 +221,7 @@ class TorchPasses(HeadPasses):
         return self.head.recycle(states)
 
     @torch.inference_mode()
-    def logits(self, states: Tensor) -> Logits:
-        found = self.head.logits(states)
-        return TensorLogits(found) if self.tokens is None else SubsetLogits(found, self.tokens)
-
-    @torch.inference_mode()
-    def run(
-        self, memory: KVMemory, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]], jobs: Sequence[RowJob]
-    ) -> RowResult:
+    def run(self, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]], jobs: Sequence[RowJob]) -> RowResult:
         given = joined_before(jobs)
         before = self.project(given) if jobs[0].is_projected else given
         starts = [0, *accumulate(len(job.tokens) for job in jobs)]
@@ -213,18 +230,18 @@ class TorchPasses(HeadPasses):
         tokens = torch.tensor([token for job in ordered for token in job.tokens], device=self.device)
         positions = torch.tensor([position for job in ordered for position in job.positions], device=self.device)
         own = before if len(jobs) == 1 else torch.cat([before[starts[i] : starts[i + 1]] for i in order])
-        attend = self._attend(memory, [slots[index] for index in order], [nodes[index] for index in order])
+        attend = self._attend([slots[index] for index in order], [nodes[index] for index in order])
         states = self.head.run(tokens, own, positions, attend)
         if order != list(range(len(jobs))):
             ends = dict(zip(order, accumulate(len(job.tokens) for job in ordered), strict=True))
             states = torch.cat([states[ends[i] - len(job.tokens) : ends[i]] for i, job in enumerate(jobs)])
         requested = requested_rows(jobs)
-        return RowResult(before, states, requested, self.logits(rows_of(states, requested)))
+        columns = self.head.logits(rows_of(states, requested))
+        logits = TensorLogits(columns) if self.tokens is None else SubsetLogits(columns, self.tokens)
+        return RowResult(before, states, requested, logits)
 
-    def _attend(
-        self, memory: KVMemory, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]]
-    ) -> ChainRows | ManyRows:
-        scaling = self.head.config.head_dim**-0.5
+    def _attend(self, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]]) -> ChainRows | ManyRows:
+        scaling, memory = self.head.config.head_dim**-0.5, self.pool.memory
         slot = slots[0]
         if len(slots) == 1 and slot.depths[-1] == slot.num_tentative:
             return ChainRows(memory, slot.index, slot.length + nodes[0][0], scaling)
@@ -273,80 +290,3 @@ class ManyRows:
         call = LayerCall(layer, self._scaling, window=None, softcap=None, sinks=None)
         parts = (part.transpose(0, 1).unsqueeze(0) for part in (query, key, value))
         return self._current.attend(call, *parts)[0]
-
-
-@final
-class HeadDecoder:
-    """Slots of a head, and passes over them. All methods run without gradients."""
-
-    def __init__(self, passes: HeadPasses) -> None:
-        self._passes = passes
-        config = passes.head.config
-        shape = LayerShape(config.num_kv_heads, config.head_dim, config.head_dim)
-        shapes = {STATES: LayerShape(1, config.hidden, 0), **dict.fromkeys(range(config.num_layers), shape)}
-        self.pool = SlotPool(shapes, dtype=passes.dtype, device=passes.device, leftovers=passes.leftovers)
-
-    @property
-    def footprint(self) -> Footprint:
-        """Memory of weights, of a row in a slot, and of activations in bytes."""
-        config = self._passes.head.config
-        return Footprint(
-            weights=self._passes.weight_bytes,
-            token=self.pool.memory.token_bytes,
-            logits=config.vocab_size * LOGIT_BYTES,
-            row=(8 * config.hidden + 3 * config.intermediate) * self._passes.dtype.itemsize,
-        )
-
-    def project(self, features: Tensor) -> Tensor:
-        """Return the states before the tokens that follow, shape (rows, hidden), from hidden states of the target."""
-        return self._passes.project(features)
-
-    def logits(self, states: Tensor) -> Logits:
-        """Return logits of states, as wide as the target's vocabulary."""
-        return self._passes.logits(states)
-
-    def recycle(self, states: Tensor) -> Tensor:
-        """Return the states before the children of rows."""
-        return self._passes.recycle(states)
-
-    def read(self, jobs: Sequence[RowJob]) -> RowResult:
-        """Append rows with states from the target to prefixes, at most one job for each slot without tentative rows."""
-        found = self.extend(jobs)
-        memory = self.pool.memory
-        row = 0
-        with torch.inference_mode(), single_threaded():
-            for job in jobs:
-                slot = job.slot
-                count = len(job.tokens)
-                memory.keys[STATES][slot.index, 0, slot.length : slot.length + count] = found.before[row : row + count]
-                row += count
-        self.pool.commit([Commit(job.slot, range(len(job.tokens))) for job in jobs])
-        return found
-
-    @property
-    def most_children(self) -> int:
-        """Maximum number of children of a node in `read_and_grow`; 0 if there is no `read_and_grow`."""
-        return self._passes.most_children
-
-    def read_and_grow(
-        self, jobs: Sequence[RowJob], shape: TreeWidths, searches: Sequence[TreeSearch]
-    ) -> list[FoundTree]:
-        """Append rows as `read` does, and return trees after the last row of each job, whose rows are not kept."""
-        slots = [job.slot for job in jobs]
-        # rows of the trees need room: they are appended and dropped
-        lengths = [len(job.tokens) + shape.sizes(search).read for job, search in zip(jobs, searches, strict=True)]
-        self.pool.append(slots, [Extend(slot, (), range(-1, n - 1)) for slot, n in zip(slots, lengths, strict=True)])
-        nodes = [range(len(job.tokens)) for job in jobs]
-        found = self._passes.trees(self.pool.memory, slots, nodes, jobs, shape, searches)
-        self.pool.commit([Commit(slot, rows) for slot, rows in zip(slots, nodes, strict=True)])
-        return found
-
-    def extend(self, jobs: Sequence[RowJob]) -> RowResult:
-        """Append tentative rows."""
-        slots = [job.slot for job in jobs]
-        nodes = self.pool.append(slots, [Extend(job.slot, job.tokens, job.parents) for job in jobs])
-        return self._passes.run(self.pool.memory, slots, nodes, jobs)
-
-    def before(self, slot: KVSlot, row: int) -> Tensor:
-        """Return the state before a row of a prefix, shape (1, hidden)."""
-        return self.pool.memory.keys[STATES][slot.index, 0, row : row + 1].clone()

@@ -189,7 +189,7 @@ def test_closing_frees_every_slot() -> None:
     for text in texts:
         text.levels(*TREE)
         stepper.close(text.state)
-    assert stepper._decoder.pool.num_open == 0
+    assert stepper._passes.pool.num_open == 0
     stepper.check_integrity([])
 
 

@@ -15,7 +15,7 @@ from draftree.drafters.tree_builder.builder import TreeBuilder, parse_shape
 from draftree.drafters.tree_builder.head_stepper import HeadStepper
 from draftree.heads.calibration import Calibration
 from draftree.heads.native_passes import NativePasses
-from draftree.heads.passes import HeadDecoder
+from draftree.heads.passes import HeadPasses
 from draftree.sampling.params import SamplingParams
 from head_samples import head_config, random_head, random_parts
 from head_texts import HeadText
@@ -48,14 +48,14 @@ class Drafts:
         self.growth = TreeBuilder(self.stepper, shape=shape, **options)
 
     def grow(self, texts: list[HeadText], budgets: list[Budget]) -> list[TokenTree]:
-        read_and_grow = HeadDecoder.read_and_grow
+        read_and_grow = HeadPasses.read_and_grow
 
-        def counted(decoder: HeadDecoder, *args: Any) -> Any:
+        def counted(passes: HeadPasses, *args: Any) -> Any:
             self.num_calls += 1
-            return read_and_grow(decoder, *args)
+            return read_and_grow(passes, *args)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(HeadDecoder, "read_and_grow", counted)
+            patch.setattr(HeadPasses, "read_and_grow", counted)
             if not self.in_one_call:
                 patch.setattr(NativePasses, "most_children", 0)
             return self.growth.grow([text.state for text in texts], budgets)

@@ -24,7 +24,7 @@ from draftree.core.tensors import rows_of
 from draftree.drafters.base import SequenceView
 from draftree.drafters.tree_builder.builder import Stepper
 from draftree.drafters.tree_builder.model_stepper import IDLE_ROUNDS, PREFILL_ROWS
-from draftree.heads.passes import HeadDecoder, HeadPasses, RowJob
+from draftree.heads.passes import HeadPasses, RowJob
 from draftree.models.kv.slots import KVSlot
 from draftree.models.memory import Footprint
 from draftree.sampling.history import History
@@ -140,7 +140,7 @@ class HeadStepper(Stepper[HeadedSequence]):
     """Stepper for a head that drafts level by level."""
 
     def __init__(self, passes: HeadPasses) -> None:
-        self._decoder = HeadDecoder(passes)
+        self._passes = passes
         self.max_length = self.max_depth = passes.head.config.max_length
         self._block = max(1, self.max_length // 2)
         self._idle_rounds = 0
@@ -148,23 +148,23 @@ class HeadStepper(Stepper[HeadedSequence]):
 
     @property
     def footprint(self) -> Footprint:
-        return self._decoder.footprint
+        return self._passes.footprint
 
     def reserve(self, num_sequences: int, length: int) -> None:
-        self._decoder.pool.reserve(num_sequences, length)
+        self._passes.pool.reserve(num_sequences, length)
 
     def open(self, view: SequenceView) -> HeadedSequence:
-        return HeadedSequence(view, self._decoder.pool.open())
+        return HeadedSequence(view, self._passes.pool.open())
 
     def close(self, state: HeadedSequence) -> None:
-        self._decoder.pool.close(state.slot)
+        self._passes.pool.close(state.slot)
 
     def fork(self, state: HeadedSequence, view: SequenceView) -> HeadedSequence:
         """Copy the rows of the common prefix; rows depend on it only."""
         shared = common_length(state.view.history, view.history)
         count = bisect.bisect_left(state.positions, shared)
         unread = self._unread_of(state, shared)
-        slot = self._decoder.pool.fork(state.slot, count)
+        slot = self._passes.pool.fork(state.slot, count)
         return HeadedSequence(view, slot, state.positions[:count], unread)
 
     def detach(self, state: HeadedSequence) -> HeadedSequence | None:
@@ -187,20 +187,20 @@ class HeadStepper(Stepper[HeadedSequence]):
         if row < len(state.positions):
             if state.positions[row] > shared:
                 return []
-            return [Unread(shared, self._decoder.before(state.slot, row))]
+            return [Unread(shared, self._passes.before(state.slot, row))]
         pieces = (piece.between(0, shared + 1) for piece in state.unread)
         return [piece for piece in pieces if piece is not None]
 
     def _cut(self, state: HeadedSequence, count: int) -> None:
         """Drop the tree, and all rows after the first `count`."""
         if state.num_fed or count < len(state.positions):
-            self._decoder.pool.truncate(state.slot, count)
+            self._passes.pool.truncate(state.slot, count)
             del state.positions[count:]
         state.fed.clear()
         state.num_fed, state.before = 0, None
 
     def check_integrity(self, states: Sequence[HeadedSequence]) -> None:
-        pool = self._decoder.pool
+        pool = self._passes.pool
         pool.check_integrity()
         assert len({id(state.slot) for state in states}) == len(states) <= pool.num_open, "a slot has one owner"
         for state in states:
@@ -234,22 +234,22 @@ class HeadStepper(Stepper[HeadedSequence]):
 
     def catch_up(self, states: Sequence[HeadedSequence], ahead: Sequence[int]) -> Logits:
         jobs = self._last_jobs(states)
-        found = self._decoder.read(jobs)
+        found = self._passes.read(jobs)
         self.answered = rows_of(found.states, found.requested)
-        before = self._decoder.recycle(self.answered)
+        before = self._passes.recycle(self.answered)
         for index, state in enumerate(states):
             state.before = before[index : index + 1]
         return found.logits
 
     @property
     def most_children(self) -> int:
-        return self._decoder.most_children
+        return self._passes.most_children
 
     def trees(
         self, states: Sequence[HeadedSequence], shape: TreeWidths, searches: Sequence[TreeSearch]
     ) -> list[FoundTree]:
         """Read the unread rows of every sequence, and grow trees in the same call; no tentative rows are left."""
-        return self._decoder.read_and_grow(self._last_jobs(states), shape, searches)
+        return self._passes.read_and_grow(self._last_jobs(states), shape, searches)
 
     def _last_jobs(self, states: Sequence[HeadedSequence]) -> list[RowJob]:
         """Read unread rows but those of each sequence's last pass; return the jobs of that pass."""
@@ -258,14 +258,14 @@ class HeadStepper(Stepper[HeadedSequence]):
             if not state.unread:
                 # nothing was written since the last tree: the last row is read again for its state
                 last = len(state.positions) - 1
-                state.unread = [Unread(state.positions[last], self._decoder.before(state.slot, last))]
+                state.unread = [Unread(state.positions[last], self._passes.before(state.slot, last))]
                 self._cut(state, last)
         while True:
             left = [(state, rows) for state in states if (rows := self._next_rows(state, state.end)) is not None]
             jobs = [(state, rows) for state, rows in left if rows.positions[-1] + 1 < state.end]
             if not jobs:
                 return self._jobs(left, wants_logits=True)
-            self._decoder.read(self._jobs(jobs))
+            self._passes.read(self._jobs(jobs))
 
     def feed(
         self, states: Sequence[HeadedSequence], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
@@ -280,9 +280,9 @@ class HeadStepper(Stepper[HeadedSequence]):
             chosen = [parent + 1 for parent in above]
             before = state.before[chosen[0] : chosen[0] + 1] if len(chosen) == 1 else state.before[chosen]
             jobs.append(RowJob(state.slot, row, positions, above, before, range(len(row))))
-        found = self._decoder.extend(jobs)
+        found = self._passes.extend(jobs)
         self.answered = found.states
-        recycled, place = self._decoder.recycle(found.states), 0
+        recycled, place = self._passes.recycle(found.states), 0
         for state, row in zip(states, tokens, strict=True):
             assert state.before is not None, "checked above"
             state.before = torch.cat((state.before, recycled[place : place + len(row)]))
@@ -301,7 +301,7 @@ class HeadStepper(Stepper[HeadedSequence]):
             jobs = [(state, rows) for state, rows in going if rows is not None]
             if not jobs:
                 return
-            self._decoder.read(self._jobs(jobs))
+            self._passes.read(self._jobs(jobs))
 
     def _next_rows(self, state: HeadedSequence, end: int) -> Rows | None:
         """Return the next rows below a position that one pass can read, of one window."""
@@ -321,7 +321,7 @@ class HeadStepper(Stepper[HeadedSequence]):
             drop_before(state.unread, positions[-1] + 1)
             following = state.view.history.since(positions[0])
             tokens = [following[position - positions[0]] for position in positions]
-            before = self._decoder.project(rows.hidden) if is_mixed and rows.is_projected else rows.hidden
+            before = self._passes.project(rows.hidden) if is_mixed and rows.is_projected else rows.hidden
             last = [len(positions) - 1] if wants_logits else ()
             jobs.append(RowJob(state.slot, tokens, positions, range(-1, len(tokens) - 1), before, last))
             state.positions.extend(positions)
@@ -330,5 +330,5 @@ class HeadStepper(Stepper[HeadedSequence]):
     def _drop_before(self, state: HeadedSequence, position: int) -> None:
         count = bisect.bisect_left(state.positions, position)
         if count:
-            self._decoder.pool.drop_first(state.slot, count)
+            self._passes.pool.drop_first(state.slot, count)
             del state.positions[:count]
