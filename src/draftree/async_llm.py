@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar, Unpack, final
@@ -28,19 +29,19 @@ from draftree.core.tree import TokenTree
 from draftree.core.types import RoundRecord
 from draftree.engine.driver import Driver, RequestHandle
 from draftree.engine.prefix_cache import PrefixStats
-from draftree.engine.prompts import AsyncPromptEncoder, DecoderOptions, is_long
-from draftree.engine.sequence import ClientDrafts, FinishReason, Update, WritingSequence
+from draftree.engine.prompts import AsyncPromptEncoder, is_long
+from draftree.engine.sequence import FinishReason, Update, WritingSequence
 from draftree.llm import LLM
 from draftree.models.base import Extend, LanguageModel, Pass, Slot
 from draftree.models.source import FeatureSource
 from draftree.options import (
+    DecoderOptions,
     Messages,
     ModelOptions,
     Prompt,
-    one_params,
+    RequestKeywords,
+    RequestOptions,
     require_one_conversation,
-    require_single,
-    require_text,
     takes_arguments_of,
 )
 from draftree.outputs import Completion, completions_of
@@ -274,62 +275,39 @@ class AsyncLLM:
         prompt: Prompt | Messages | FeatureSource,
         params: SamplingParams | None = None,
         *,
-        draft: str | None = None,
-        priority: int = 0,
         wait: bool = True,
-        request_id: str | None = None,
-        trace: bool = False,
-        owner: str | None = "",
-        given: ClientDrafts | None = None,
-        written: Sequence[int] = (),
-        **decoder: Unpack[DecoderOptions],
+        **options: Unpack[RequestKeywords],
     ) -> Submission:
         """Encode and queue a request, and return its updates. Cancelling the task aborts it.
 
         Args:
             prompt: a text, token ids, the messages of a conversation, or the features of sound.
             params: sampling parameters.
-            draft: one of `LLM.drafts`, or "none" for plain decoding; None for the default.
-            priority: lower numbers are served first.
             wait: whether to wait while the queue is full.
-            request_id: name of the request in records and errors; None for a new one.
-            trace: whether updates hold a record of every round of their sequence.
-            owner: whose text it is, for drafters that learn; None to leave it out.
-            given: trees that `give` supplies, in place of a drafter; for one text with draft "none".
-            written: tokens of the text that were written before, elsewhere.
-            **decoder: `decoder_prompt`, `source_lang` and `target_lang` as for `LLM.generate`.
+            **options: as for `LLM.generate`.
 
         Raises:
             InvalidRequestError: an invalid prompt or parameter.
             QueueFullError: the queue is full, and `wait` is False.
             EngineClosedError: the engine was closed, or failed.
         """
-        requests, checked = self._llm.requests, one_params(params)
-        spoken = decoder.get("source_lang")
-        most = requests.longest_prompt(checked)
+        requests, prompts = self._llm.requests, self._llm.prompts
+        asked = RequestOptions.of(params, **options)
+        most = requests.longest_prompt(asked)
         if not isinstance(prompt, FeatureSource) and is_long(prompt):
-            prompt = await self._prompts.encode(prompt, source_lang=spoken, most=most)
-            spoken = None  # the prompt is token ids now
+            prompt = await self._prompts.encode(prompt, source_lang=asked.source_lang, most=most)
+            asked = replace(asked, source_lang=None)  # the prompt is token ids now
 
         def make() -> list[WritingSequence]:
-            start = self._llm.prompts.encode_start(decoder)
-            ids = (
-                prompt
-                if isinstance(prompt, FeatureSource)
-                else self._llm.prompts.encode(prompt, source_lang=spoken, most=most)
-            )
-            told: dict[str, Any] = {"request_id": request_id, "trace": trace, "owner": owner}
-            made = requests.sequences(ids, checked, draft=draft, priority=priority, decoder_prompt=start, **told)
-            for sequence in made:
-                sequence.given = given
-                if written:
-                    sequence.write(written, 0)
-            return made
+            started = prompts.with_start(asked)
+            if isinstance(prompt, FeatureSource):
+                return requests.sequences(prompt, started)
+            return requests.sequences(prompts.encode(prompt, source_lang=asked.source_lang, most=most), started)
 
         loop = asyncio.get_running_loop()
-        if not requests.has_grammar(checked):
+        if not requests.has_grammar(asked):
             # on separate threads: a grammar may take long to compile
-            await loop.run_in_executor(self._compiling, requests.compile_grammar, checked)
+            await loop.run_in_executor(self._compiling, requests.compile_grammar, asked)
         # long prompts take long to encode: the event loop stays free
         request = RequestHandle(await asyncio.to_thread(make), loop)
         try:
@@ -345,28 +323,22 @@ class AsyncLLM:
         prompt: Prompt | Messages,
         params: SamplingParams | None = None,
         *,
-        draft: str | None = None,
-        priority: int = 0,
         wait: bool = True,
-        **decoder: Unpack[DecoderOptions],
+        **options: Unpack[RequestKeywords],
     ) -> list[Completion]:
         """Generate the n completions of one prompt. Cancelling the task aborts them.
 
         Args:
             prompt: as for `submit`.
             params: sampling parameters.
-            draft: as for `submit`.
-            priority: as for `submit`.
             wait: as for `submit`.
-            **decoder: as for `submit`.
+            **options: as for `submit`.
 
         Raises:
             DraftreeError: as `submit`.
             GenerationError: the request failed during generation; its `completions` holds the finished texts.
         """
-        async with await self.submit(
-            prompt, params, draft=draft, priority=priority, wait=wait, **decoder
-        ) as submission:
+        async with await self.submit(prompt, params, wait=wait, **options) as submission:
             async for _ in submission:
                 pass
         return submission.completions()
@@ -376,27 +348,23 @@ class AsyncLLM:
         messages: Messages,
         params: SamplingParams | None = None,
         *,
-        draft: str | None = None,
-        priority: int = 0,
         wait: bool = True,
-        **decoder: Unpack[DecoderOptions],
+        **options: Unpack[RequestKeywords],
     ) -> list[Completion]:
         """Answer one conversation with the model's chat template. Cancelling the task aborts the request.
 
         Args:
             messages: dictionaries with "role" and "content".
             params: as for `generate`.
-            draft: as for `submit`.
-            priority: as for `submit`.
             wait: as for `submit`.
-            **decoder: as for `LLM.chat`.
+            **options: as for `LLM.chat`.
 
         Raises:
             InvalidRequestError: malformed messages, or a model without a chat template.
             DraftreeError: as `generate`.
         """
         require_one_conversation(messages)
-        return await self.generate(messages, params, draft=draft, priority=priority, wait=wait, **decoder)
+        return await self.generate(messages, params, wait=wait, **options)
 
     async def embed(self, prompt: Prompt, *, pooling: str = "mean") -> list[float]:
         """Return the embedding of one text: its hidden states after the final norm, pooled and scaled to length 1.
@@ -424,26 +392,23 @@ class AsyncLLM:
         prompt: Prompt | Messages,
         params: SamplingParams | None = None,
         *,
-        draft: str | None = None,
-        priority: int = 0,
         wait: bool = True,
-        **decoder: Unpack[DecoderOptions],
+        **options: Unpack[RequestKeywords],
     ) -> AsyncGenerator[str, None]:
         """Generate one text and yield its pieces as they are verified. Closing the generator aborts the request.
 
         Args:
             prompt: as for `submit`.
             params: sampling parameters, n=1, with `detokenize`.
-            draft: as for `submit`.
-            priority: as for `submit`.
             wait: as for `submit`.
-            **decoder: as for `submit`.
+            **options: as for `submit`.
 
         Raises:
             DraftreeError: as `generate`.
         """
-        require_text(one_params(params))
-        updates = self.stream_updates(prompt, params, draft=draft, priority=priority, wait=wait, **decoder)
+        request = RequestOptions.of(params, **options)
+        request.require_text()
+        updates = self.stream_updates(prompt, request, wait=wait)
         try:
             async for update in updates:
                 text = "".join(piece.text for piece in update.pieces)
@@ -457,18 +422,16 @@ class AsyncLLM:
         prompt: Prompt | Messages,
         params: SamplingParams | None = None,
         *,
-        draft: str | None = None,
-        priority: int = 0,
         wait: bool = True,
-        **decoder: Unpack[DecoderOptions],
+        **options: Unpack[RequestKeywords],
     ) -> AsyncGenerator[Update, None]:
         """Stream as `stream`, with token ids, and with accepted text and target tokens distinguished.
 
         The last update's sequence is finished; `completion_of` converts it to a completion.
         """
-        given = one_params(params)
-        require_single(given)
-        async with await self.submit(prompt, given, draft=draft, priority=priority, wait=wait, **decoder) as submission:
+        request = RequestOptions.of(params, **options)
+        request.require_single()
+        async with await self.submit(prompt, request, wait=wait) as submission:
             async for update in submission:
                 if update.sequence.error is not None and update.is_last:
                     raise update.sequence.error
@@ -502,7 +465,7 @@ class AsyncLLM:
         """
         if not isinstance(params, BeamSearchParams | None):
             raise InvalidRequestError(f"params is a {type(params).__name__}: give BeamSearchParams", param="params")
-        start, given = await self._prompts.encode_start(decoder), params or BeamSearchParams()
+        start, given = await self._prompts.encode_start(RequestOptions(**decoder)), params or BeamSearchParams()
         ids = await self._prompts.encode(prompt, source_lang=decoder.get("source_lang"))
         opening = beam_opening(self._beams.model, ids, start)
         promise: Future[BeamResult] = Future()
@@ -551,7 +514,7 @@ class AsyncLLM:
         return await self._prompts.with_tokenizer(lambda _: LongSpeech(work, features, speech, detected=detected))
 
     async def give(self, submission: Submission, tree: TokenTree) -> None:
-        """Give a submission with `given` the tree of its next round."""
+        """Give a submission with `drafted_by_client` the tree of its next round."""
         (sequence,), held = submission.sequences, self._llm.engine.held
         arrived = held.gathering.clock()
         await self.between_steps(lambda: held.give(sequence, tree, arrived=arrived))

@@ -26,9 +26,9 @@ from draftree.build import build_parts, choose_each, decide_each, learning_of, s
 from draftree.core.host import apply_threads
 from draftree.engine.engine import Engine
 from draftree.engine.prefix_cache import PrefixStats
-from draftree.engine.prompts import DecoderOptions, PromptEncoder, encoder_of
+from draftree.engine.prompts import PromptEncoder, encoder_of
 from draftree.engine.requests import SequenceFactory
-from draftree.engine.sequence import Update, WritingSequence
+from draftree.engine.sequence import SourceOrTokens, Update, WritingSequence
 from draftree.loading.loaded import (
     eos_ids_of,
     require_exact,
@@ -39,15 +39,15 @@ from draftree.loading.loaded import (
 from draftree.models.base import LanguageModel
 from draftree.options import (
     NO_DRAFT,
+    DecoderOptions,
     Messages,
     ModelOptions,
     Params,
     Prompt,
-    one_params,
-    params_for,
+    RequestKeywords,
+    RequestOptions,
+    options_for,
     prompt_list,
-    require_single,
-    require_text,
     takes_arguments_of,
 )
 from draftree.outputs import Completion, completion_of, completions_of
@@ -309,22 +309,23 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: Params = None,
         *,
-        draft: str | None = None,
         on_update: Callable[[Update], None] | None = None,
         progress: bool | None = None,
-        **decoder: Unpack[DecoderOptions],
+        **options: Unpack[RequestKeywords],
     ) -> list[Completion]:
         """Generate completions for prompts, as one batch.
 
         Args:
             prompts: texts or lists of token ids, one or several; the sources of an encoder-decoder model.
             params: sampling parameters, for all or one for each prompt.
-            draft: one of `drafts`, or "none" for plain decoding; None for the default.
             on_update: called with every piece of text as it is verified.
             progress: whether to show a progress bar; None: on a terminal, for several texts without `on_update`.
-            **decoder: of encoder-decoder models, for all prompts. `decoder_prompt`: what the decoder continues, a text
-                or token ids. `source_lang`, `target_lang`: languages of source and text, codes of the model's
-                multilingual tokenizer; the target language's token comes before `decoder_prompt`.
+            **options: of all prompts. `draft`: one of `drafts`, or "none" for plain decoding; None for the default.
+                `priority`: lower numbers are served first. `request_id`: their name in records and errors. `trace`:
+                whether updates hold a record of every round. `owner`: whose texts they are, for drafters that learn;
+                None to leave them out. Of encoder-decoder models: `decoder_prompt`, what the decoder continues, a text
+                or token ids; `source_lang`, `target_lang`, languages of source and text, codes of the model's
+                multilingual tokenizer. The target language's token comes before `decoder_prompt`.
 
         Returns:
             The n completions of every prompt, in the order of the prompts.
@@ -333,43 +334,42 @@ class LLM:
             InvalidRequestError: an invalid prompt or parameter; nothing has been generated then.
             GenerationError: requests failed during generation; its `completions` holds the others.
         """
-        given = {"draft": draft, "decoder_prompt": self._prompts.encode_start(decoder)}
-        spoken = decoder.get("source_lang")
-        ids = [self._prompts.encode_prompt(prompt, source_lang=spoken) for prompt in prompt_list(prompts)]
-        return self._written(ids, params, given, on_update=on_update, progress=progress)
+        texts = prompt_list(prompts)
+        each = options_for(params, len(texts), **options)
+        encode = self._prompts.encode_prompt
+        ids = [encode(text, source_lang=one.source_lang) for text, one in zip(texts, each, strict=True)]
+        return self._written(ids, each, on_update=on_update, progress=progress)
 
     def chat(
         self,
         messages: Messages | Sequence[Messages],
         params: Params = None,
         *,
-        draft: str | None = None,
         on_update: Callable[[Update], None] | None = None,
         progress: bool | None = None,
-        **decoder: Unpack[DecoderOptions],
+        **options: Unpack[RequestKeywords],
     ) -> list[Completion]:
         """Answer one conversation, or several as one batch, with the model's chat template.
 
         Args:
             messages: dictionaries with "role" and "content".
             params: as for `generate`.
-            draft: as for `generate`.
             on_update: as for `generate`.
             progress: as for `generate`.
-            **decoder: `decoder_prompt` and `target_lang` as for `generate`; the conversation is the source.
+            **options: as for `generate`, without `source_lang`; the conversation is the source.
 
         Raises:
             InvalidRequestError: malformed messages, or a model without a chat template.
         """
         conversations = [messages] if not messages or isinstance(messages[0], Mapping) else messages
-        given = {"draft": draft, "decoder_prompt": self._prompts.encode_start(decoder)}
-        spoken = decoder.get("source_lang")
-        ids = [self._prompts.encode_chat(one, source_lang=spoken) for one in conversations]  # type: ignore[arg-type]
-        return self._written(ids, params, given, on_update=on_update, progress=progress)
+        each = options_for(params, len(conversations), **options)
+        encode: Any = self._prompts.encode_chat
+        ids = [encode(chat, source_lang=one.source_lang) for chat, one in zip(conversations, each, strict=True)]
+        return self._written(ids, each, on_update=on_update, progress=progress)
 
-    def _written(self, ids: list[list[int]], params: Params, given: dict[str, Any], **show: Any) -> list[Completion]:
-        make, each = self._requests.sequences, params_for(params, len(ids))
-        batch = [make(prompt, one, **given) for prompt, one in zip(ids, each, strict=True)]
+    def _written(self, ids: Sequence[SourceOrTokens], each: Sequence[RequestOptions], **show: Any) -> list[Completion]:
+        make, with_start = self._requests.sequences, self._prompts.with_start
+        batch = [make(prompt, with_start(options)) for prompt, options in zip(ids, each, strict=True)]
         write_all(self._engine, batch, **show)
         return completions_of(batch)
 
@@ -377,9 +377,7 @@ class LLM:
         self,
         prompt: Prompt | Messages,
         params: SamplingParams | None = None,
-        *,
-        draft: str | None = None,
-        **decoder: Unpack[DecoderOptions],
+        **options: Unpack[RequestKeywords],
     ) -> Generator[str, None, Completion]:
         """Generate one text and yield its pieces as they are verified; close the generator to stop early.
 
@@ -388,14 +386,14 @@ class LLM:
         Args:
             prompt: a text, token ids, or the messages of a conversation.
             params: sampling parameters, n=1, with `detokenize`.
-            draft: as for `generate`.
-            **decoder: `decoder_prompt`, `source_lang` and `target_lang` as for `generate`.
+            **options: as for `generate`.
 
         Returns:
             The completion, as the value of the finished generator.
         """
-        require_text(one_params(params))
-        with closing(self.stream_updates(prompt, params, draft=draft, **decoder)) as updates:
+        request = RequestOptions.of(params, **options)
+        request.require_text()
+        with closing(self.stream_updates(prompt, request)) as updates:
             while True:
                 try:
                     update = next(updates)
@@ -409,16 +407,13 @@ class LLM:
         self,
         prompt: Prompt | Messages,
         params: SamplingParams | None = None,
-        *,
-        draft: str | None = None,
-        **decoder: Unpack[DecoderOptions],
+        **options: Unpack[RequestKeywords],
     ) -> Generator[Update, None, Completion]:
         """Stream as `stream`, with token ids, and with accepted text and target tokens distinguished."""
-        given = one_params(params)
-        require_single(given)
-        start = self._prompts.encode_start(decoder)
-        ids = self._prompts.encode(prompt, source_lang=decoder.get("source_lang"))
-        (sequence,) = self._requests.sequences(ids, given, draft=draft, decoder_prompt=start)
+        request = RequestOptions.of(params, **options)
+        request.require_single()
+        ids = self._prompts.encode(prompt, source_lang=request.source_lang)
+        (sequence,) = self._requests.sequences(ids, self._prompts.with_start(request))
         yield from self._engine.stream(sequence)
         if sequence.error is not None:
             raise sequence.error
@@ -511,12 +506,11 @@ class LLM:
         work, speech = self._transcriber, Speech(language, task, timestamps, prompt)
         found = [work.source(item) for item in _each(audio)]
         starts = [work.start(speech, work.detect(source) if work.needs_language(speech) else None) for source in found]
-        batch = [
-            work.requests.sequences(source, given, draft=draft, decoder_prompt=start)
-            for source, start, given in zip(found, starts, _params(params, len(found)), strict=True)
+        each = [
+            replace(options, decoder_prompt=start)
+            for options, start in zip(_options(params, len(found), draft), starts, strict=True)
         ]
-        write_all(work.engine, batch, on_update=on_update, progress=progress)
-        return completions_of(batch)
+        return self._written(found, each, on_update=on_update, progress=progress)
 
     def transcribe_long(
         self,
@@ -554,17 +548,17 @@ class LLM:
         """
         work, speech = self._transcriber, Speech(language, task, timestamps=True, prompt=prompt)
         given = _each(audio)
-        each_params = _params(params, len(given))
+        each_options = _options(params, len(given), draft)
         audios = [long_speech(work, work.features(one), speech, conditioned=condition_on_previous) for one in given]
-        while going := [pair for pair in zip(audios, each_params, strict=True) if not pair[0].is_done]:
-            batch = []
-            for one, own in going:
-                source, start = one.window()
-                own = one.params(own, start)
-                batch.append(work.requests.sequences(source, own, draft=draft, decoder_prompt=start))
-            write_all(work.engine, batch, on_update=on_update, progress=progress)
-            for (one, _), done in zip(going, completions_of(batch), strict=True):
-                one.take(done)
+        while going := [pair for pair in zip(audios, each_options, strict=True) if not pair[0].is_done]:
+            sources, starts = zip(*(one.window() for one, _ in going), strict=True)
+            each = [
+                replace(one.params(options, start), decoder_prompt=start)
+                for (one, options), start in zip(going, starts, strict=True)
+            ]
+            done = self._written(sources, each, on_update=on_update, progress=progress)
+            for (one, _), completion in zip(going, done, strict=True):
+                one.take(completion)
         return [one.transcript() for one in audios]
 
     def segments(self, completion: Completion, *, seconds: float | None = None) -> list[Segment]:
@@ -581,9 +575,9 @@ class LLM:
         return self._transcriber.segments(completion.token_ids, seconds=seconds)
 
 
-def _params(params: Params, count: int) -> list[SamplingParams]:
-    """Return the parameters of each audio: greedy if none name a temperature, and without a limit if there are none."""
-    each = params_for(SamplingParams(max_tokens=None) if params is None else params, count)
+def _options(params: Params, count: int, draft: str | None) -> list[RequestOptions]:
+    """Return the options of each audio: greedy if none name a temperature, and without a limit if there are none."""
+    each = options_for(SamplingParams(max_tokens=None) if params is None else params, count, draft=draft)
     return [replace(one, temperature=0.0) if one.temperature is None else one for one in each]
 
 

@@ -7,11 +7,11 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypedDict, TypeVar, overload
 
 from draftree.core.errors import ConfigurationError, InvalidRequestError, blaming, suggestion
 from draftree.core.host import SYSTEM_CLOCK, Clock, parse_size
-from draftree.sampling.params import SamplingParams
+from draftree.sampling.params import SamplingParams, names_are_checked
 from draftree.text.chat.messages import MESSAGE_KEYS, check_messages
 
 Prompt = str | Sequence[int]
@@ -269,6 +269,133 @@ class ModelOptions(EngineLimits):
 
 _LOADING = tuple(field for field in dataclasses.fields(ModelOptions) if field.metadata.get("loads"))
 
+
+@dataclass(frozen=True, slots=True)
+class WholeStart:
+    """A decoder's prompt that is complete: the model's start token is not put before it."""
+
+    tokens: Sequence[int]
+
+
+class DecoderOptions(TypedDict, total=False):
+    """Options of requests to encoder-decoder models; None is as left out. Causal models refuse them."""
+
+    decoder_prompt: Prompt | WholeStart | None
+    """What the decoder continues, a text or token ids, after its start token."""
+    source_lang: str | None
+    """Language of the source, if it is a text: a code of the model's multilingual tokenizer."""
+    target_lang: str | None
+    """Language of the text to be written: its token follows the decoder's start token, before `decoder_prompt`."""
+
+
+class RequestKeywords(DecoderOptions, total=False):
+    """Keywords of all methods that write texts, each a field of `RequestOptions`."""
+
+    draft: str | None
+    priority: int
+    request_id: str | None
+    trace: bool
+    owner: str | None
+
+
+@names_are_checked
+@dataclass(frozen=True, slots=True)
+class RequestOptions(SamplingParams):
+    """What a request wants, of the library and of the server: its sampling parameters, and how its texts are written.
+
+    Raises:
+        InvalidRequestError: as `SamplingParams`, or another wrong value.
+    """
+
+    draft: str | None = None
+    """One of the loaded drafters, or "none" for plain decoding; None for the default."""
+    priority: int = 0
+    """Lower numbers are served first."""
+    decoder_prompt: Prompt | WholeStart | None = None
+    source_lang: str | None = None
+    target_lang: str | None = None
+    request_id: str | None = None
+    """Name in records and errors; None for a new one."""
+    trace: bool = False
+    """Whether updates hold a record of every round."""
+    owner: str | None = ""
+    """Whose texts they are, for drafters that learn; None for texts that nothing is learned from."""
+    written: Sequence[int] = ()
+    """Tokens of the text that were written before, elsewhere."""
+    drafted_by_client: bool = False
+    """Whether `AsyncLLM.give` supplies the trees, in place of a drafter; for one text with draft "none"."""
+
+    def __post_init__(self) -> None:
+        SamplingParams.__post_init__(self)
+        if isinstance(self.priority, bool) or not isinstance(self.priority, int):
+            raise InvalidRequestError(
+                f"priority is {shown_value(self.priority)}: it must be a whole number, lower goes first",
+                param="priority",
+            )
+        if self.request_id is not None and (not isinstance(self.request_id, str) or not self.request_id):
+            raise InvalidRequestError(
+                f"request_id is {shown_value(self.request_id)}: give a text that is not empty", param="request_id"
+            )
+
+    @classmethod
+    def of(cls, params: SamplingParams | None, **keywords: Any) -> RequestOptions:
+        """Return the options of a request with these parameters; the default ones for None.
+
+        Raises:
+            InvalidRequestError: as the constructor; or `params` has another type.
+        """
+        if params is None:
+            return cls(**keywords)
+        if isinstance(params, Mapping):
+            raise InvalidRequestError(
+                "the sampling parameters are a dictionary: give SamplingParams(**parameters)", param="params"
+            )
+        if not isinstance(params, SamplingParams):
+            raise InvalidRequestError(
+                f"the sampling parameters are {shown_value(params)}: give SamplingParams, "
+                "such as SamplingParams(temperature=0)",
+                param="params",
+            )
+        if not isinstance(params, cls):
+            # its values are checked already, and checking a large schema takes milliseconds
+            values = {field.name: getattr(params, field.name) for field in dataclasses.fields(SamplingParams)}
+            params = object.__new__(cls)
+            for field in dataclasses.fields(cls):
+                object.__setattr__(params, field.name, values.get(field.name, field.default))
+        return dataclasses.replace(params, **keywords) if keywords else params
+
+    def require_single(self) -> None:
+        """Raise for several texts in a stream of one."""
+        if self.n != 1:
+            raise InvalidRequestError(
+                f"n={self.n} texts cannot be streamed as one: set n=1, or use generate", param="n"
+            )
+
+    def require_text(self) -> None:
+        """Raise for a stream of text from a request without text."""
+        if not self.detokenize:
+            raise InvalidRequestError(
+                "detokenize=False gives no text to stream: use stream_updates or AsyncLLM.submit, whose updates have "
+                "token_ids, or generate",
+                param="detokenize",
+            )
+
+
+def options_for(params: Params, count: int, **keywords: Any) -> list[RequestOptions]:
+    """Return the options of `count` requests with these parameters, for all or one for each.
+
+    Raises:
+        InvalidRequestError: their number differs; or as `RequestOptions.of`.
+    """
+    if not isinstance(params, Sequence) or isinstance(params, str):
+        return [RequestOptions.of(params, **keywords)] * count
+    if len(params) != count:
+        raise InvalidRequestError(
+            f"{count} prompts came with {len(params)} sampling parameters: give one for each, or one", param="params"
+        )
+    return [RequestOptions.of(each, **keywords) for each in params]
+
+
 Arguments = ParamSpec("Arguments")
 Owner = TypeVar("Owner")
 Result = TypeVar("Result")
@@ -361,59 +488,6 @@ def shown_value(value: Any) -> str:
     """Return the value for a message: its type if its text is long."""
     shown = repr(value)
     return shown if len(shown) <= 40 else f"a {type(value).__name__}"
-
-
-def params_for(params: Params, count: int) -> list[SamplingParams]:
-    """Return sampling parameters for each of `count` prompts.
-
-    Raises:
-        InvalidRequestError: their number differs, or they have another type.
-    """
-    if not isinstance(params, Sequence) or isinstance(params, str):
-        return [one_params(params)] * count
-    if len(params) != count:
-        raise InvalidRequestError(
-            f"{count} prompts came with {len(params)} sampling parameters: give one for each, or one",
-            param="params",
-        )
-    return [one_params(given) for given in params]
-
-
-def one_params(params: SamplingParams | None) -> SamplingParams:
-    """Return the parameters of one prompt; the defaults for None.
-
-    Raises:
-        InvalidRequestError: the value has another type.
-    """
-    if params is None:
-        return SamplingParams()
-    if isinstance(params, Mapping):
-        raise InvalidRequestError(
-            "the sampling parameters are a dictionary: give SamplingParams(**parameters)", param="params"
-        )
-    if not isinstance(params, SamplingParams):
-        raise InvalidRequestError(
-            f"the sampling parameters are {shown_value(params)}: give SamplingParams, "
-            "such as SamplingParams(temperature=0)",
-            param="params",
-        )
-    return params
-
-
-def require_single(params: SamplingParams) -> None:
-    """Raise for several texts in a stream of one."""
-    if params.n != 1:
-        raise InvalidRequestError(f"n={params.n} texts cannot be streamed as one: set n=1, or use generate", param="n")
-
-
-def require_text(params: SamplingParams) -> None:
-    """Raise for a stream of text from a request without text."""
-    if not params.detokenize:
-        raise InvalidRequestError(
-            "detokenize=False gives no text to stream: use stream_updates or AsyncLLM.submit, whose updates have "
-            "token_ids, or generate",
-            param="detokenize",
-        )
 
 
 def require_one_prompt(prompt: Any) -> None:

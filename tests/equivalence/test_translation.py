@@ -10,6 +10,7 @@ import pytest
 
 from draftree import LLM, AsyncLLM, SamplingParams
 from draftree.core.errors import InvalidRequestError
+from draftree.options import RequestOptions
 from seq2seq_samples import sample
 from serving import tiny_model, tiny_tokenizer
 from translators import CODES, tokenizer, translated, translator
@@ -53,7 +54,7 @@ def test_a_decoder_prompt_follows_the_target_language(kind: str) -> None:
     (by_ids,) = llm.generate("fox", GREEDY, target_lang=other, decoder_prompt=own)
     assert done.token_ids == by_ids.token_ids
     (sequence,) = llm.requests.sequences(
-        [5, 6], GREEDY, decoder_prompt=llm.prompts.encode_start({"target_lang": other, "decoder_prompt": "der"})
+        [5, 6], llm.prompts.with_start(RequestOptions.of(GREEDY, target_lang=other, decoder_prompt="der"))
     )
     before = [2] if kind == "nllb" else []
     assert sequence.history.tokens.tolist() == [*before, start, *own]
@@ -86,7 +87,7 @@ def test_options_that_cannot_be_honoured_are_refused() -> None:
         llm.generate([5, 6], GREEDY, source_lang=other)
     with pytest.raises(InvalidRequestError, match="give a text or token ids"):
         llm.generate("fox", GREEDY, decoder_prompt=[])
-    with pytest.raises(TypeError, match="'target_language'"):
+    with pytest.raises(InvalidRequestError, match="did you mean 'target_lang'"):
         llm.generate("fox", GREEDY, target_language=other)  # type: ignore[call-arg]
     with pytest.raises(InvalidRequestError, match="needs a tokenizer"):
         LLM(sample("bart"), "none").generate([5], GREEDY, target_lang="de")

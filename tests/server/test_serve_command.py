@@ -18,7 +18,7 @@ from draftree.cli.serve import serving_flags
 from draftree.core import errors
 from draftree.core.errors import ConfigurationError
 from draftree.serve.listening import listen, url_of
-from draftree.serve.settings import ServerSettings, choose_models
+from draftree.serve.settings import MODEL_OPTIONS, ServerSettings, choose_models
 
 Captured = pytest.CaptureFixture[str]
 
@@ -46,8 +46,8 @@ def refused(capfd: Captured, *arguments: str, status: int = 1) -> str:
 
 
 def test_every_field_of_the_settings_is_an_option() -> None:
-    names = {field.name for field in dataclasses.fields(ServerSettings)}
-    assert {flag.name for flag in serving_flags()} == names - {"models"}
+    names = {field.name for field in (*dataclasses.fields(ServerSettings), *MODEL_OPTIONS)}
+    assert {flag.name for flag in serving_flags()} == names - {"models", "options"}
 
 
 def test_defaults_of_the_command_are_those_of_the_settings(started: list[ServerSettings]) -> None:

@@ -12,13 +12,13 @@ from draftree.beam.forest import BeamPrompt
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
 from draftree.core.errors import InvalidRequestError
-from draftree.engine.prompts import DecoderOptions, PromptEncoder
+from draftree.engine.prompts import PromptEncoder
 from draftree.engine.sequence import DecoderPrompt, decoder_input
 from draftree.engine.sequence import SourceOrTokens as SourceOrTokens
 from draftree.loading.load import load_model
 from draftree.models.base import LanguageModel
 from draftree.models.source import FeatureSource
-from draftree.options import Messages, Prompt, prompt_list
+from draftree.options import DecoderOptions, Messages, Prompt, RequestOptions, prompt_list
 from draftree.text.detokenize import Detokenizer
 from draftree.text.tokenizer import Tokenizer
 
@@ -68,7 +68,7 @@ class BeamSearcher:
         from draftree.beam.drafting import beam_drafter
         from draftree.beam.search import BeamSearch
 
-        start, spoken = self._prompts.encode_start(decoder), decoder.get("source_lang")
+        start, spoken = self._prompts.encode_start(RequestOptions(**decoder)), decoder.get("source_lang")
         openings = [self._opening(prompt, start, spoken) for prompt in _each(prompts)]
         tokenizer = self._tokenizer
         drafter = beam_drafter(draft, target=self._model, tokenizer=tokenizer, load=self.companion)

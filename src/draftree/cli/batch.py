@@ -26,6 +26,7 @@ from draftree.cli.runs import (
 from draftree.core.errors import GenerationError, InvalidRequestError
 from draftree.engine.sequence import FinishReason, WritingSequence
 from draftree.llm import LLM, ProgressBar
+from draftree.options import RequestOptions
 from draftree.outputs import Completion, completion_of
 
 __all__ = ["write_prompts"]
@@ -128,7 +129,7 @@ def sequences_of(llm: LLM, prompt: FilePrompt, request: Request) -> tuple[bool, 
             ids = llm.prompts.encode(given, source_lang=task.decoder.get("source_lang"))
         decoder = request.task.decoder
         params = fitted_to_context(request.params, llm, ids, decoder) if request.fits_context else request.params
-        return chat, llm.requests.sequences(ids, params, decoder_prompt=llm.prompts.encode_start(decoder))
+        return chat, llm.requests.sequences(ids, llm.prompts.with_start(RequestOptions.of(params, **decoder)))
     except InvalidRequestError as error:
         raise InvalidRequestError(f"{prompt.place}: {error}") from error
 

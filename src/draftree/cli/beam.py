@@ -35,8 +35,8 @@ from draftree.loading.resolve import require_sound
 
 if TYPE_CHECKING:
     from draftree.beam.result import BeamResult
-    from draftree.engine.prompts import DecoderOptions
     from draftree.llm import LLM
+    from draftree.options import DecoderOptions
     from draftree.text.tokenizer import Tokenizer
 
 PANEL = "Search"

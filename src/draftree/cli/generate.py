@@ -37,7 +37,7 @@ from draftree.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from draftree.cli.runs import Screen, Setup
-    from draftree.engine.prompts import DecoderOptions
+    from draftree.options import DecoderOptions
 
 __all__ = ["generate"]
 

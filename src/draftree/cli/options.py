@@ -27,9 +27,9 @@ from draftree.weights.catalogue import CATALOGUE
 
 if TYPE_CHECKING:
     from draftree.build import Methods
-    from draftree.engine.prompts import DecoderOptions
     from draftree.llm import LLM
     from draftree.loading.loaded import LoadedModel
+    from draftree.options import DecoderOptions
 
 NEEDS_MODEL = "model"
 """The drafter whose name is completed together with its colon."""

@@ -16,11 +16,12 @@ import typer
 from draftree.cli.render import is_terminal
 from draftree.core.errors import InvalidRequestError, suggestion
 from draftree.core.files import JsonError, parse_json, read_lines
+from draftree.options import RequestOptions
 from draftree.text.chat.messages import check_messages
 
 if TYPE_CHECKING:
-    from draftree.engine.prompts import DecoderOptions
     from draftree.llm import LLM
+    from draftree.options import DecoderOptions
     from draftree.sampling.params import SamplingParams
 
 STANDARD_INPUT = "-"
@@ -92,7 +93,7 @@ def fitted_to_context(
 
     most = params.truncate_prompt_tokens or -1
     if isinstance(llm.model, EncoderDecoder):
-        count = len(decoder_tokens(llm.model, llm.prompts.encode_start(decoder or {})))
+        count = len(decoder_tokens(llm.model, llm.prompts.encode_start(RequestOptions(**(decoder or {})))))
     else:
         count = len(ids) if most == -1 else min(most, len(ids))
     room = llm.model.max_length - count

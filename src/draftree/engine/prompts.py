@@ -5,14 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, TypedDict, final
+from typing import Any, final
 
 from draftree.core.errors import InvalidRequestError, blaming
-from draftree.engine.sequence import DecoderPrompt, WholeStart
+from draftree.engine.sequence import DecoderPrompt
 from draftree.models.base import LanguageModel
 from draftree.models.source import EncoderDecoder
-from draftree.options import Messages, Prompt, is_id, is_row, require_one_prompt, shown_value
+from draftree.options import (
+    Messages,
+    Prompt,
+    RequestOptions,
+    WholeStart,
+    is_id,
+    is_row,
+    require_one_prompt,
+    shown_value,
+)
 from draftree.sampling.params import require_length
 from draftree.text.fill_in import FillIn, SourceFile
 from draftree.text.languages import language_token
@@ -20,28 +30,6 @@ from draftree.text.tokenizer import Tokenizer, too_long
 
 MAX_DECODER_PROMPT = 2**18
 """Characters or token ids."""
-
-
-class DecoderOptions(TypedDict, total=False):
-    """Options of requests to encoder-decoder models; None is as left out. Causal models refuse them.
-
-    Attributes:
-        decoder_prompt: what the decoder continues, a text or token ids, after its start token.
-        source_lang: language of the source, if it is a text: a code of the model's multilingual tokenizer.
-        target_lang: language of the text to be written: the token of the language follows the decoder's start token,
-            and `decoder_prompt` follows it.
-    """
-
-    decoder_prompt: Prompt | WholeStart | None
-    source_lang: str | None
-    target_lang: str | None
-
-
-def require_decoder_options(decoder: DecoderOptions) -> None:
-    """Raise TypeError for an option of another name, as a call of a function with it does."""
-    unknown = sorted(decoder.keys() - DecoderOptions.__annotations__.keys())
-    if unknown:
-        raise TypeError(f"unexpected keyword argument '{unknown[0]}'")
 
 
 class PromptEncoder:
@@ -74,7 +62,7 @@ class PromptEncoder:
 
         Args:
             prompt: the prompt.
-            source_lang: as in `DecoderOptions`; for texts only.
+            source_lang: as in `RequestOptions`; for texts only.
             most: number of tokens beyond which a long prompt is refused without encoding it all; None for any.
 
         Raises:
@@ -180,7 +168,7 @@ class PromptEncoder:
 
         Args:
             prompt: the prompt.
-            source_lang: as in `DecoderOptions`.
+            source_lang: as in `RequestOptions`.
             most: as for `encode`.
 
         Raises:
@@ -230,7 +218,7 @@ class PromptEncoder:
                 param="source_lang",
             )
 
-    def encode_start(self, decoder: DecoderOptions) -> DecoderPrompt | None:
+    def encode_start(self, options: RequestOptions) -> DecoderPrompt | None:
         """Return what the decoder continues by `decoder_prompt` and `target_lang`; None for the model's own start.
 
         A text is encoded without the tokens that a tokenizer adds around a prompt. In models whose start token is
@@ -240,8 +228,7 @@ class PromptEncoder:
             InvalidRequestError: a causal model, no tokenizer, an empty text, ids that are no token ids, or an unknown
                 language.
         """
-        require_decoder_options(decoder)
-        prompt, target_lang = decoder.get("decoder_prompt"), decoder.get("target_lang")
+        prompt, target_lang = options.decoder_prompt, options.target_lang
         if isinstance(prompt, WholeStart):
             self._require_encoder("decoder_prompt")
             return prompt
@@ -260,6 +247,12 @@ class PromptEncoder:
         if start and start[-1] in languages.values():
             return WholeStart([*start[:-1], token, *(given or ())])
         return [token, *(given or ())]
+
+    def with_start(self, options: RequestOptions) -> RequestOptions:
+        """Return the options with what the decoder continues as token ids, as `SequenceFactory` needs it."""
+        if options.decoder_prompt is None and options.target_lang is None:
+            return options
+        return replace(options, decoder_prompt=self.encode_start(options), target_lang=None)
 
     def _decoder_ids(self, prompt: Prompt) -> list[int]:
         self._require_encoder("decoder_prompt")
@@ -326,7 +319,7 @@ class AsyncPromptEncoder:
 
         Args:
             prompt: the prompt.
-            source_lang: as in `DecoderOptions`.
+            source_lang: as in `RequestOptions`.
             most: as for `PromptEncoder.encode`.
 
         Raises:
@@ -386,10 +379,10 @@ class AsyncPromptEncoder:
             lambda encoder: encoder.encode_gap(before, after, files=files, most=most),
         )
 
-    async def encode_start(self, decoder: DecoderOptions) -> DecoderPrompt | None:
+    async def encode_start(self, options: RequestOptions) -> DecoderPrompt | None:
         """Return what a decoder continues, as `PromptEncoder.encode_start`."""
         found: DecoderPrompt | None = await self._run(
-            is_long(decoder.get("decoder_prompt")), lambda encoder: encoder.encode_start(decoder)
+            is_long(options.decoder_prompt), lambda encoder: encoder.encode_start(options)
         )
         return found
 

@@ -6,15 +6,16 @@ import itertools
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Unpack
 
 from draftree.core.errors import InvalidRequestError, PromptTooLongError, VocabularyMismatchError, blaming
 from draftree.core.noise import Noise
 from draftree.drafters.base import NO_DRAFTS
 from draftree.engine.parts import EngineParts
-from draftree.engine.sequence import DecoderInput, DecoderPrompt, SourceOrTokens, WritingSequence, decoder_input
+from draftree.engine.sequence import ClientDrafts, DecoderInput, SourceOrTokens, WritingSequence, decoder_input
 from draftree.models.base import SlotRequest
 from draftree.models.source import EncoderDecoder, FeatureSource
-from draftree.options import AUTO_DRAFT, NO_DRAFT, shown_value
+from draftree.options import AUTO_DRAFT, NO_DRAFT, RequestKeywords, RequestOptions, shown_value
 from draftree.sampling.controls import Controls, build_controls
 from draftree.sampling.grammar.compiler import Grammars
 from draftree.sampling.params import NEUTRAL, Sampling, SamplingParams
@@ -70,74 +71,57 @@ class SequenceFactory:
         return self._eos_ids
 
     def sequences(
-        self,
-        ids: SourceOrTokens,
-        params: SamplingParams,
-        *,
-        draft: str | None = None,
-        priority: int = 0,
-        request_id: str | None = None,
-        trace: bool = False,
-        owner: str | None = "",
-        decoder_prompt: DecoderPrompt | None = None,
+        self, ids: SourceOrTokens, params: SamplingParams, **keywords: Unpack[RequestKeywords]
     ) -> list[WritingSequence]:
         """Create the n sequences of a request.
 
         Args:
             ids: token ids of the prompt, which is the source of an encoder-decoder model, or features.
-            params: sampling parameters.
-            draft: the drafter; None for the default.
-            priority: lower numbers are served first.
-            request_id: name of the request; None for a new one.
-            trace: whether its updates hold a record of every round.
-            owner: whose texts they are, for drafters that learn; None for texts that nothing is learned from.
-            decoder_prompt: as for `opening_of`.
+            params: sampling parameters, or all options; `decoder_prompt` is token ids, as for `decoder_input`.
+            **keywords: changes of the options.
 
         Raises:
             InvalidRequestError: an invalid prompt or parameter.
         """
-        params, chosen = self.resolved(params), self._choice(draft)
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise InvalidRequestError(
-                f"priority is {shown_value(priority)}: it must be a whole number, lower goes first", param="priority"
-            )
-        if request_id is not None and (not isinstance(request_id, str) or not request_id):
-            raise InvalidRequestError(
-                f"request_id is {shown_value(request_id)}: give a text that is not empty", param="request_id"
-            )
+        options = RequestOptions.of(params, **keywords).resolved(self._defaults)
+        chosen = self._choice(options.draft)
         if not isinstance(ids, FeatureSource):
-            ids = self.truncated(ids, params)
-        opening = decoder_input(self._parts.target, ids, decoder_prompt)
-        limit = self._limit(opening, params)
-        self._check_prediction(params, chosen)
-        seed = secrets.randbits(SEED_BITS) if params.seed is None else params.seed
-        name = request_id or f"request-{next(self._numbers)}"
+            ids = self.truncated(ids, options)
+        assert not isinstance(options.decoder_prompt, str), "`PromptEncoder.with_start` encodes a text"
+        opening = decoder_input(self._parts.target, ids, options.decoder_prompt)
+        limit = self._limit(opening, options)
+        self._check_prediction(options, chosen)
+        seed = secrets.randbits(SEED_BITS) if options.seed is None else options.seed
+        name = options.request_id or f"request-{next(self._numbers)}"
         made = [
             WritingSequence(
                 name,
                 index,
                 opening.tokens,
                 controls=self._controls(
-                    params, opening, limit, seed=seed if index == 0 else Noise(seed).stream("n", index).seed
+                    options, opening, limit, seed=seed if index == 0 else Noise(seed).stream("n", index).seed
                 ),
                 limit=limit,
-                detokenizer=self._detokenizer(params, opening.tokens),
-                priority=priority,
+                detokenizer=self._detokenizer(options, opening.tokens),
+                priority=options.priority,
                 draft=chosen,
-                owner=owner,
-                promise=self._parts.promise(params.sampling.temperature, chosen),
+                owner=options.owner,
+                promise=self._parts.promise(options.sampling.temperature, chosen),
                 source=opening.source,
                 source_length=opening.source_length,
             )
-            for index in range(params.n)
+            for index in range(options.n)
         ]
         is_plain = self._parts.traits_of(chosen) is NO_DRAFTS
         for sequence in made:
             asked = SlotRequest(sequence.history, sequence.controls, limit, is_plain)
             sequence.opens = self._parts.target.opener(asked)
             sequence.kernels, sequence.fallback_reason = self._kernels, self._fallback_reason
-            sequence.rounds = [] if trace else None
+            sequence.rounds = [] if options.trace else None
+            sequence.given = ClientDrafts() if options.drafted_by_client else None
             sequence.records_picks = self.records_picks
+            if options.written:
+                sequence.write(options.written, 0)
         return made
 
     def _controls(self, params: SamplingParams, opening: DecoderInput, limit: int, *, seed: int) -> Controls:

@@ -18,6 +18,7 @@ from draftree.drafters.base import Drafter, DraftTraits, SequenceView
 from draftree.engine.forced_tokens import ForcedTokens
 from draftree.models.base import LanguageModel, Slot
 from draftree.models.source import EncoderDecoder, FeatureSource, Source, TokenSource
+from draftree.options import WholeStart
 from draftree.planners.base import Planner
 from draftree.sampling.controls import Controls
 from draftree.sampling.decoding_rules import DecodingRules
@@ -74,17 +75,6 @@ class SequenceCounts:
 
 SourceOrTokens = Sequence[int] | FeatureSource
 """A request's prompt: token ids, or features for models that read features."""
-
-
-@dataclass(frozen=True, slots=True)
-class WholeStart:
-    """A decoder's prompt that is complete: the model's start token is not put before it.
-
-    Attributes:
-        tokens: token ids.
-    """
-
-    tokens: Sequence[int]
 
 
 DecoderPrompt = Sequence[int] | WholeStart

@@ -11,7 +11,7 @@ import reprlib
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -382,7 +382,7 @@ class SamplingParams:
         if given:
             require_extra("grammar", f"{given[0]} needs", error=partial(InvalidRequestError, param=given[0]))
 
-    def resolved(self, defaults: Sampling = NEUTRAL) -> SamplingParams:
+    def resolved(self, defaults: Sampling = NEUTRAL) -> Self:
         """Return the parameters with a model's defaults in place of those that are not given.
 
         Raises:

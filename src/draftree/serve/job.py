@@ -11,8 +11,8 @@ from typing import Any, Self
 from draftree.async_llm import Submission
 from draftree.core.errors import InvalidRequestError, UnsatisfiableError
 from draftree.core.host import SYSTEM_CLOCK
-from draftree.engine.prompts import DecoderOptions
 from draftree.engine.sequence import Update
+from draftree.options import DecoderOptions
 from draftree.outputs import Completion, CompletionStats, stats_of
 from draftree.sampling.params import SamplingParams
 from draftree.serve.errors import api_error

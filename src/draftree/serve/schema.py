@@ -18,7 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from draftree.engine.prompts import DecoderOptions
+from draftree.options import DecoderOptions
 from draftree.serve.errors import invalid
 from draftree.serve.records import current_record
 

@@ -13,9 +13,9 @@ from draftree.core.errors import ConfigurationError, InvalidRequestError, sugges
 from draftree.engine.engine import Engine
 from draftree.engine.prompts import PromptEncoder
 from draftree.engine.requests import SequenceFactory
-from draftree.engine.sequence import WholeStart
 from draftree.models.base import Extend, Pass
 from draftree.models.source import EncoderDecoder, FeatureSource
+from draftree.options import WholeStart
 from draftree.sampling.decoding_rules import SpeechRules, spans_of
 
 TASKS = ("transcribe", "translate")

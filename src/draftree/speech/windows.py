@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import final
+from typing import TypeVar, final
 
 import numpy as np
 
 from draftree.core.errors import InvalidRequestError
-from draftree.engine.sequence import TokenLogprob, WholeStart
+from draftree.engine.sequence import TokenLogprob
 from draftree.models.source import FeatureSource
+from draftree.options import WholeStart
 from draftree.outputs import Completion
 from draftree.sampling.decoding_rules import cut_window
 from draftree.sampling.params import SamplingParams
@@ -42,6 +43,9 @@ class Transcript:
     language: str | None
     windows: tuple[Completion, ...]
     logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+Params = TypeVar("Params", bound=SamplingParams)
 
 
 @final
@@ -109,7 +113,7 @@ class LongSpeech:
         assert start is not None, "the model has tokens of timestamps"
         return FeatureSource(padded), start
 
-    def params(self, given: SamplingParams, start: WholeStart) -> SamplingParams:
+    def params(self, given: Params, start: WholeStart) -> Params:
         """Return the sampling parameters of the next window.
 
         Args:

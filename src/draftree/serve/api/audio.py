@@ -16,9 +16,8 @@ from pydantic import ConfigDict, Field
 from starlette.responses import PlainTextResponse
 
 from draftree.core.errors import ConfigurationError, InvalidRequestError
-from draftree.engine.prompts import DecoderOptions
-from draftree.engine.sequence import WholeStart
 from draftree.models.source import FeatureSource
+from draftree.options import DecoderOptions, WholeStart
 from draftree.outputs import Completion
 from draftree.serve.api.common import ERRORS, model_of, running_job, server_of
 from draftree.serve.audio import read_sound, segments_json, srt, vtt

@@ -17,8 +17,8 @@ from draftree.beam.searcher import beam_opening
 from draftree.beam.trie import TokenTrie
 from draftree.core.errors import InvalidRequestError, suggestion
 from draftree.core.host import SYSTEM_CLOCK
-from draftree.engine.prompts import DecoderOptions
 from draftree.engine.sequence import TokenLogprob
+from draftree.options import DecoderOptions, RequestOptions
 from draftree.sampling.params import SamplingParams
 from draftree.serve.api.common import server_of
 from draftree.serve.errors import ApiError, invalid
@@ -440,7 +440,7 @@ async def searched(
             asked = replace(asked, params=await asked.options.encoded(asked.params, encode_text))
             ids = await _encoded(request, model, prompts, asked, _encoder(model, encode, spoken))
             rest = DecoderOptions(decoder_prompt=decoder.get("decoder_prompt"), target_lang=decoder.get("target_lang"))
-            start = await model.llm.prompts.encode_start(rest)
+            start = await model.llm.prompts.encode_start(RequestOptions(**rest))
             lengths = [len(beam_opening(model.llm.llm.model, one, start).tokens) for one in ids]
             jobs = [
                 (one, asked.for_prompt(server.settings, length, model.max_context))

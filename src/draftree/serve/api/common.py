@@ -12,8 +12,8 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 from draftree.core.errors import InvalidRequestError
-from draftree.engine.prompts import DecoderOptions
 from draftree.engine.sequence import FinishReason
+from draftree.options import DecoderOptions
 from draftree.sampling.params import SamplingParams
 from draftree.serve.errors import invalid
 from draftree.serve.job import Job, JobOptions

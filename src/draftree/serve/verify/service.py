@@ -12,8 +12,8 @@ from typing import Any, final
 from draftree.core.errors import InvalidRequestError
 from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.core.types import RoundRecord
-from draftree.engine.sequence import ClientDrafts
 from draftree.models.source import EncoderDecoder
+from draftree.options import RequestOptions
 from draftree.remote.address import FrameError
 from draftree.remote.protocol import VERSION, DraftedText, WalkedText, encode, pack_walk, read_params, read_request
 from draftree.remote.split.messages import SPLIT_REQUESTS
@@ -46,24 +46,24 @@ async def open_text(server: Server, session: Session, message: Mapping[str, Any]
     require_choices(server.settings, params, {})
     prompts = [list(message["prompt"])]
     params, (prompt,) = await within_limits(server.settings, model, prompts=prompts, params=params)
-    name, given = f"verify-{uuid.uuid4().hex}", None if message["plain"] else ClientDrafts()
+    name, is_plain = f"verify-{uuid.uuid4().hex}", message["plain"]
+    options = RequestOptions.of(
+        params,
+        draft=None if is_plain else "none",
+        request_id=name,
+        trace=not is_plain,
+        owner=session.key.name,
+        drafted_by_client=not is_plain,
+        written=message["output"],
+    )
     meter = server.meters[model.name]
-    meter.register(name, "none" if given is None else DRAFT_LABEL)
+    meter.register(name, "none" if is_plain else DRAFT_LABEL)
     try:
-        submission = await model.llm.submit(
-            prompt,
-            params,
-            draft=None if given is None else "none",
-            request_id=name,
-            trace=given is not None,
-            owner=session.key.name,
-            given=given,
-            written=message["output"],
-        )
+        submission = await model.llm.submit(prompt, options)
     except BaseException:
         meter.release(name)
         raise
-    kind = WrittenAlone if given is None else DraftedByClient
+    kind = WrittenAlone if is_plain else DraftedByClient
     return kind(message["text"], model.llm, submission, now)
 
 
