@@ -73,13 +73,9 @@ def blocks(seam: str, name: str) -> Iterator[str]:
     if rows:
         yield "Conditions: [index](README.md#measured)."
         yield table(HEAD, without_repeats(rows))
-    swept = sweep(name) if seam == "verifier" else []
+    swept = sweep(name) if seam == "verifier" else ""
     if swept:
-        yield (
-            "Tokens per round in the temperature sweep of the [gallery](../gallery.md#acceptance); lossless rules on "
-            "chains and trees: [lab note](../lab/trees.md#temperature)."
-        )
-        yield table(("temperature", code(name), *([code("coupled")] if name != "coupled" else ())), swept)
+        yield swept
     if key in NOTES:
         yield NOTES[key]
     elif not rows and not swept:
@@ -94,12 +90,21 @@ def without_repeats(rows: list[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
         last = run
 
 
-def sweep(rule: str) -> list[tuple[str, ...]]:
+def sweep(rule: str) -> str:
     """Tokens per round of a rule and of `coupled` by temperature, in the data of the gallery's figure."""
     with SWEEP.open(encoding="utf-8", newline="") as lines:
         found = {(row["rule"], row["temperature"]): f"{float(row['tokens']):.2f}" for row in csv.DictReader(lines)}
-    beside = {heat: (found["coupled", heat],) for name, heat in found if name == rule and name != "coupled"}
-    return [(heat, tokens, *beside.get(heat, ())) for (name, heat), tokens in found.items() if name == rule]
+    heats = [heat for name, heat in found if name == rule]
+    if not heats:
+        return ""
+    tokens, coupled = (", ".join(found[name, heat] for heat in heats) for name in (rule, "coupled"))
+    beside = "" if rule == "coupled" else f" (`coupled`: {coupled})"
+    more = " Chains and trees at five temperatures: [lab note](../lab/trees.md#temperature)."
+    more = "" if f"verifier {rule}" in FILES else more
+    return (
+        f"Tokens per round at temperature {', '.join(heats)}: {tokens}{beside}, from the "
+        f"[gallery](../gallery.md#acceptance).{more}"
+    )
 
 
 def rows_of(file: str, seam: str, name: str) -> list[tuple[str, ...]]:

@@ -111,13 +111,13 @@ def cited() -> dict[str, list[str]]:
     return found
 
 
-def others() -> list[tuple[str, str, str]]:
-    """Files of methods, heads and strategies that name no arXiv paper: the file, what it is, and its source."""
+def others() -> list[tuple[str, str]]:
+    """Files of methods, heads and strategies that name no arXiv paper, and their sources."""
     found = []
     for path in method_files():
         text = ast.get_docstring(ast.parse((SOURCES / path).read_text(encoding="utf-8"))) or ""
         if not NAMED.search(text):
-            found.append((listed([path]), text.split("\n\n")[0], source_of(text)))
+            found.append((listed([path]), source_of(text)))
     return found
 
 
@@ -148,7 +148,7 @@ def make() -> str:
         *sections(files),
         "## Without a paper",
         "Methods, heads and strategies of beam search whose file names no arXiv paper:",
-        table(("file", "what it is", "source"), others()),
+        table(("file", "source"), others()),
     )
 
 

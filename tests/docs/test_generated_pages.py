@@ -152,7 +152,7 @@ def test_every_method_has_rows_or_the_reason_why_not(key: str) -> None:
     text = "\n".join(measured.blocks(*key.split()))
     rows = [line for line in text.splitlines() if line.startswith("| [")]
     assert bool(rows) == (key in measured.FILES)
-    assert rows or key in measured.NOTES or "temperature sweep" in text
+    assert rows or key in measured.NOTES or "Tokens per round at temperature" in text
     assert {match[1] for row in rows if (match := re.search(r"/(\w[^/]*)\.jsonl\)", row))} == set(
         measured.FILES.get(key, ())
     )
