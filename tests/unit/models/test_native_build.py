@@ -245,6 +245,37 @@ def test_an_interrupt_ends_the_compilers(tmp_path: Path, own_cache: Path) -> Non
     assert not list((own_cache / "native").glob(f"{build.WORK}*"))
 
 
+TRYING_AGAIN = """
+import atexit, contextlib, os, sys, threading, time
+from pathlib import Path
+from draftree.models.native import build
+build.SOURCES = (Path(sys.argv[1]),)
+started = Path(sys.argv[1]).with_name("started")
+
+def load():
+    while True:
+        with contextlib.suppress(Exception):
+            build.built_library()
+
+loading = threading.Thread(target=load, daemon=True)
+loading.start()
+while not started.exists():
+    time.sleep(0.05)
+atexit._run_exitfuncs()
+while loading.is_alive() and started.stat().st_size == 1:
+    time.sleep(0.05)
+print(started.stat().st_size)
+os._exit(0)
+"""
+
+
+def test_no_compiler_starts_after_the_process_ended_the_others(tmp_path: Path) -> None:
+    output, log = program(
+        text=TRYING_AGAIN, CC=compiler(tmp_path, f"printf . >> {tmp_path}/started; exec sleep 600")
+    ).communicate()
+    assert output == "1\n", log
+
+
 def test_a_cache_that_cannot_be_made_gives_a_private_library(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     temporary = tmp_path / "tmp"

@@ -485,20 +485,42 @@ def _cpu_flags(variant: Variant, compiler: Sequence[str]) -> tuple[str, ...]:
     return (f"-mcpu={variant.zig_cpu}",) if is_zig else variant.flags
 
 
+_compilers = set[subprocess.Popen[str]]()
+_compilers_lock = threading.Lock()
+"""Held while a compiler starts, so that none starts unseen while the others are being ended."""
+_exiting = threading.Event()
+
+
+@atexit.register
+def _end_compilers() -> None:
+    """End the compilers of all threads: nothing interrupts a daemon, and it must not start others in their place."""
+    with _compilers_lock:
+        _exiting.set()
+        for process in list(_compilers):  # their threads discard them
+            _kill(process)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
 def _run_all(commands: Sequence[Sequence[str]], work: Path) -> list[NativeUnavailableError | None]:
     """Run compilers, as many at once as there are cores; return the error of each, None for success.
 
     There is no time limit, since other work may keep the cores busy. All compilers end with this call.
+
+    Raises:
+        SystemExit: the process ends.
     """
     environment = os.environ | {"TMPDIR": os.fspath(work), "LC_ALL": "C", "ZIG_GLOBAL_CACHE_DIR": f"{work}/zig"}
-    lock = threading.Lock()
-    running = set[subprocess.Popen[str]]()
-    has_ended = False
+    own = set[subprocess.Popen[str]]()
+    is_interrupted = False
 
     def run(command: Sequence[str]) -> NativeUnavailableError | None:
-        with lock:  # no process starts unseen while the others are being ended
-            if has_ended:
-                return None
+        with _compilers_lock:
+            if is_interrupted or _exiting.is_set():
+                raise SystemExit
             try:
                 process = subprocess.Popen(
                     command,
@@ -512,30 +534,25 @@ def _run_all(commands: Sequence[Sequence[str]], work: Path) -> list[NativeUnavai
                 )
             except OSError as error:
                 return NativeUnavailableError(f"'{command[0]}' cannot be run ({error.strerror}): correct CC")
-            running.add(process)
+            _compilers.add(process)
+            own.add(process)
         output, _ = process.communicate()
-        running.discard(process)
+        _compilers.discard(process)
+        if _exiting.is_set():
+            raise SystemExit
         return _compiler_error(command[0], process.returncode, output) if process.returncode else None
-
-    def end() -> None:
-        nonlocal has_ended
-        with lock:
-            has_ended = True
-            for process in list(running):  # their threads discard them
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
 
     # threads, since an interrupt may arrive while a process starts, and is delivered to the main thread alone
     with ThreadPoolExecutor(usable_cores() or 1) as pool:
-        atexit.register(end)  # this thread may be a daemon, which nothing interrupts
         try:
             return list(pool.map(run, commands))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            end()
+            with _compilers_lock:
+                is_interrupted = True
+                for process in own & _compilers:
+                    _kill(process)
             raise
-        finally:
-            atexit.unregister(end)
 
 
 def _compiler_error(compiler: str, status: int, said: str) -> NativeUnavailableError:
