@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
-from draftree.core.host import without_collection as _without_collection
 from draftree.version import __version__
 
+TYPE_CHECKING = False  # typing takes longer to import than all else here, and Ctrl-C cannot be handled before
 if TYPE_CHECKING:
+    from typing import Any
+
     from draftree.async_llm import AsyncLLM
     from draftree.beam.params import BeamSearchParams
     from draftree.beam.result import BeamResult, Hypothesis
@@ -49,7 +50,9 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     # torch takes seconds to import, and the command line's help must not wait for it
     if name in _HOMES:
-        with _without_collection():
+        from draftree.core.host import without_collection
+
+        with without_collection():
             return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'draftree' has no attribute '{name}'")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import sys
 from collections.abc import Collection, Sequence
@@ -15,6 +16,17 @@ from typer.main import get_command
 from draftree.cli.layout import PlainCommand, PlainGroup
 from draftree.core.errors import harmless, suggestion
 from draftree.version import __version__
+
+
+class HarmlessFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return harmless(super().format(record))
+
+
+def tame_log() -> None:
+    """Log warnings to standard error as plain text, unless the program has configured logging."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(HarmlessFormatter())
 
 
 class Entry:

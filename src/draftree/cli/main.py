@@ -1,17 +1,18 @@
-"""The entry point: every error becomes one clear sentence and the right exit status."""
+"""The entry point: every error becomes one clear sentence and the right exit status.
+
+Imports are inside functions, where Ctrl-C is handled: those here and in `draftree` itself take a few milliseconds.
+"""
 
 from __future__ import annotations
 
 import atexit
-import logging
 import os
-import signal
 import sys
-from collections.abc import Sequence
-from typing import NoReturn, TextIO
 
-from draftree.core.errors import OUT_OF_MEMORY, harmless, is_out_of_memory
-from draftree.core.host import address_space_limit, leaving_on_signals
+TYPE_CHECKING = False  # typing takes longer to import than all else here
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn, TextIO
 
 
 def open_standard_files() -> None:
@@ -45,17 +46,6 @@ def _drop_if_broken(stream: TextIO) -> None:
             return  # it has no file descriptor
 
 
-class HarmlessFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return harmless(super().format(record))
-
-
-def tame_log() -> None:
-    """Log warnings to standard error as plain text, unless the program has configured logging."""
-    if logging.lastResort is not None:
-        logging.lastResort.setFormatter(HarmlessFormatter())
-
-
 FAILED = 1
 INTERRUPTED = 130
 PIPE_CLOSED = 141
@@ -69,6 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     143 SIGTERM.
     """
     open_standard_files()
+    try:
+        from draftree.core.host import leaving_on_signals
+    except KeyboardInterrupt:
+        end(interrupted())
     with leaving_on_signals():
         status = run(sys.argv[1:] if arguments is None else arguments)
         drop_output()
@@ -83,6 +77,8 @@ def end(status: int) -> NoReturn:
     That one waits for threads, or frees what a thread still uses, which aborts the process; and it sends itself SIGINT
     again if Ctrl-C arrived in `exec`, as in the import of a dataclass.
     """
+    import signal
+
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends at once
     atexit._run_exitfuncs()
     drop_output()
@@ -94,6 +90,8 @@ def spare_threads() -> None:
 
     Tokenizers panic where no thread can be started, and OpenBLAS takes 32 MiB for each.
     """
+    from draftree.core.host import address_space_limit
+
     if address_space_limit() is not None:
         for name in ("RAYON_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             os.environ.setdefault(name, "1")
@@ -102,10 +100,9 @@ def spare_threads() -> None:
 def run(arguments: Sequence[str]) -> int:
     if sys.stdout is None:
         return complain("error: standard output is closed: send it to a file, or to /dev/null", FAILED)
-    spare_threads()
     try:
-        # imported inside: Ctrl-C may arrive during the imports
-        from draftree.cli.commands import invoke
+        spare_threads()
+        from draftree.cli.commands import invoke, tame_log
 
         survive_odd_characters()
         tame_log()
@@ -114,10 +111,7 @@ def run(arguments: Sequence[str]) -> int:
             sys.stdout.flush()
         return status
     except KeyboardInterrupt:
-        # a terminal echoes the key as ^C without a line break
-        if sys.stderr is not None and sys.stderr.isatty():
-            sys.stderr.write("\n")
-        return complain("interrupted", INTERRUPTED)
+        return interrupted()
     except BrokenPipeError:
         drop_output()
         return PIPE_CLOSED
@@ -127,24 +121,31 @@ def run(arguments: Sequence[str]) -> int:
         return fail(error)
 
 
+def interrupted() -> int:
+    """Print that Ctrl-C ended the command; a terminal echoes the key as ^C without a line break."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        sys.stderr.write("\n")
+    return complain("interrupted", INTERRUPTED)
+
+
 def leave(leaving: SystemExit) -> int:
     """Return the status of a signal, or of a reader that closed standard output while a table was written."""
     if isinstance(leaving.__context__, BrokenPipeError):
         drop_output()
         return PIPE_CLOSED
     if leaving.code == TERMINATED:
-        from draftree.parallel.channel import ALONE, lost_process
-
-        reason = lost_process()  # torchrun ends all processes when one has ended
-        if reason is not None:
-            return complain(f"error: {reason}; {ALONE}", FAILED)
+        # imports that the signal interrupted are not tried again: they take long, or fail
+        channel = sys.modules.get("draftree.parallel.channel")
+        reason = None if channel is None else channel.lost_process()  # torchrun ends all processes when one has ended
+        if channel is not None and reason is not None:
+            return complain(f"error: {reason}; {channel.ALONE}", FAILED)
         return complain("terminated", TERMINATED)
     raise leaving
 
 
 def fail(error: Exception) -> int:
     """Print one sentence for an expected error; raise any other error again."""
-    from draftree.core.errors import DraftreeError
+    from draftree.core.errors import OUT_OF_MEMORY, DraftreeError, is_out_of_memory
 
     if is_out_of_memory(error):
         return complain(f"error: {OUT_OF_MEMORY}", FAILED)
@@ -166,6 +167,8 @@ def survive_odd_characters() -> None:
 
 
 def complain(text: str, status: int) -> int:
+    from draftree.core.errors import harmless
+
     if sys.stderr is not None:
         sys.stderr.write(" ".join(harmless(text).split()) + "\n")
     return status

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from draftree.cli import commands
-from draftree.cli.main import HarmlessFormatter, run
+from draftree.cli.commands import HarmlessFormatter
+from draftree.cli.main import run
 from draftree.core.errors import ModelLoadError, harmless, is_out_of_memory
 from draftree.weights.cache import Cache
 from terminals import terminal
@@ -97,6 +98,30 @@ def test_a_download_that_is_terminated_ends_its_client_and_restores_the_cursor(t
     assert not any(Path(f"/proc/{child}").exists() for child in children)
 
 
+@pytest.mark.parametrize(
+    ("module", "number", "said"),
+    [
+        ("draftree.core.host", signal.SIGINT, (130, "interrupted\n")),
+        ("typer", signal.SIGINT, (130, "interrupted\n")),
+        ("asyncio.streams", signal.SIGTERM, (143, "terminated\n")),  # imported again, the package would be broken
+    ],
+)
+def test_a_signal_during_an_import(module: str, number: signal.Signals, said: tuple[int, str]) -> None:
+    script = (
+        "import os, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}:\n"
+        "            sys.meta_path.remove(self)\n"
+        f"            os.kill(os.getpid(), {number:d})\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from draftree.cli.main import main\n"
+        "main(['serve', 'nothing'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == said
+
+
 def test_quoted_text_is_escaped() -> None:
     shown = harmless(EVIL)
     assert shown == "a\\x1b]0;title\\x07\\x1b[2J\\u202egnp.exe\\u2066\\x9b31m\\ud800\\r"
@@ -144,6 +169,11 @@ def test_warnings_are_escaped() -> None:
         RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried"),
         ImportError("libtorch_cpu.so: failed to map segment from shared object"),
         RuntimeError("can't start new thread"),
+        RuntimeError("std::bad_alloc"),
+        RuntimeError("could not create a primitive"),
+        RuntimeError("could not create a memory object"),
+        RuntimeError("posix_memalign failed"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     ],
 )
 def test_a_lack_of_memory_is_one_sentence(
@@ -159,7 +189,7 @@ def test_a_lack_of_memory_is_one_sentence(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits on addresses are Linux's")
-@pytest.mark.parametrize("megabytes", [400, 950, 1200, 2500])
+@pytest.mark.parametrize("megabytes", [400, 950, 1050, 1200, 2500])
 def test_a_limit_on_memory_is_one_sentence(megabytes: int, base: str) -> None:
     limited = f'ulimit -v {megabytes * 1024}; exec "$@"'
     done = shell(limited, "generate", base, "ab", "--max-tokens", "3")
