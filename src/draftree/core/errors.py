@@ -34,16 +34,12 @@ OUT_OF_MEMORY = (
     "there is not enough memory: raise the limit of this process (ulimit -v, the container's), free memory, "
     "or use a smaller model or dtype"
 )
-SIGNS = (
-    "can't allocate memory",
-    "cannot allocate memory",
-    "failed to map segment",
-    "not enough memory",
-    "unable to allocate",
-    "out of memory",
-    "std::bad_alloc",
-    "can't start new thread",
-    "unable to mmap",
+SIGNS = re.compile(
+    "can(no|')t allocate memory|failed to map segment|(not enough|insufficient|out of) memory|unable to (allocate|mmap)"
+    "|failed to allocate|alloc_failed|bad_alloc|posix_memalign|can't start new thread"
+    # of oneDNN; a primitive descriptor cannot be created where an operation is not supported
+    "|could not create a (primitive|memory)(?! descriptor)",
+    re.IGNORECASE,
 )
 
 
@@ -53,7 +49,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     while error is not None and seen < 20:
         if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
             return True
-        if any(sign in str(error).lower() for sign in SIGNS):
+        if SIGNS.search(str(error)):
             return True
         error, seen = error.__cause__ or error.__context__, seen + 1
     return False

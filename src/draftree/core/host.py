@@ -7,6 +7,7 @@ import ctypes
 import functools
 import gc
 import logging
+import mmap
 import os
 import platform
 import re
@@ -380,6 +381,17 @@ def address_space_limit() -> int | None:
 
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return None if limit == resource.RLIM_INFINITY else limit
+
+
+def require_address_space(count: int) -> None:
+    """Raise MemoryError if this process may not map so many more bytes; unknown outside Linux."""
+    limit = address_space_limit()
+    try:
+        pages = None if limit is None else int(Path("/proc/self/statm").read_text().split()[0])
+    except OSError:
+        pages = None
+    if limit is not None and pages is not None and limit - pages * mmap.PAGESIZE < count:
+        raise MemoryError(f"{count >> 20} MiB of memory cannot be mapped")
 
 
 @contextmanager

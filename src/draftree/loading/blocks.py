@@ -36,7 +36,7 @@ from draftree.loading.native_start import (
 )
 from draftree.loading.records import BLOCKS_SUFFIX, Store, digest_of
 from draftree.loading.resolve import is_block_file
-from draftree.loading.transformers_model import eos_ids_from
+from draftree.loading.transformers_model import eos_ids_from, import_modeling
 from draftree.models.base import Extend, Pass
 from draftree.models.check import NATIVE_LENGTHS, check, reference_logits, rounds_alike, tokens_of_check
 from draftree.models.native.blueprint import ExpertsBlueprint, LayerBlueprint, LinearBlueprint
@@ -167,6 +167,7 @@ def _first_start(
 ) -> tuple[NativeModel, Record]:
     """Find the structure, compare the first layers with dequantized ones, and build the whole model."""
     # later starts need none of these
+    import_modeling()
     from draftree.loading.references import ROUNDED_TOLERANCE, in_float32, with_rounded_inputs
     from draftree.models.native.describe import plan_model
 

@@ -13,7 +13,15 @@ import torch
 from draftree import LLM
 from draftree.core import host
 from draftree.core.errors import ConfigurationError
-from draftree.core.host import Processor, ProcessorFacts, choose_threads, parse_processors, ranges, read_processors
+from draftree.core.host import (
+    Processor,
+    ProcessorFacts,
+    choose_threads,
+    parse_processors,
+    ranges,
+    read_processors,
+    require_address_space,
+)
 from draftree.models.table import TableLM, hashed
 
 
@@ -231,3 +239,13 @@ def test_affinities_that_are_refused(threads: list[Any], monkeypatch: pytest.Mon
     monkeypatch.delattr(os, "sched_setaffinity")
     with pytest.raises(ConfigurationError, match="which this system does not support"):
         LLM(TableLM(hashed(8, seed=1)), "none", affinity="auto")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="what is mapped is known on Linux")
+def test_more_address_space_than_is_left_is_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_address_space(1 << 60)  # no limit
+    monkeypatch.setattr(host, "address_space_limit", lambda: 1 << 60)
+    require_address_space(1 << 59)
+    with pytest.raises(MemoryError, match="1024 MiB of memory cannot be mapped"):
+        monkeypatch.setattr(host, "address_space_limit", lambda: 1 << 30)
+        require_address_space(1 << 30)
