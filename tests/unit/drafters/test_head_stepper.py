@@ -170,9 +170,9 @@ def test_rows_of_many_rounds_are_read_in_one_pass(monkeypatch: pytest.MonkeyPatc
             text.write([token])
     passes, run = [], TorchPasses.run
 
-    def counted(self: TorchPasses, memory: Any, slots: Any, nodes: Any, jobs: Sequence[RowJob]) -> RowResult:
+    def counted(self: TorchPasses, slots: Any, nodes: Any, jobs: Sequence[RowJob]) -> RowResult:
         passes.append([len(job.tokens) for job in jobs])
-        return run(self, memory, slots, nodes, jobs)
+        return run(self, slots, nodes, jobs)
 
     monkeypatch.setattr(TorchPasses, "run", counted)
     logits = stepper.catch_up([text.state for text in texts], [1, 1]).tensor()
