@@ -1,7 +1,7 @@
 """Jump-forward decoding: drafts the tokens that the grammar of a request forces, and nothing without a grammar.
 
 A JSON schema may allow only one continuation at a point, such as `", "age": `. If one token is allowed, it is always
-accepted; if several tokens are prefixes of one forced text, the longest is drafted, which models usually pick too.
+accepted; if several tokens are prefixes of one forced text, the longest is drafted, which models usually choose too.
 Every other drafter does the same in addition to its own proposals.
 
 Source: jump-forward decoding (Zheng et al., arXiv 2312.07104, section 4); masks by xgrammar, arXiv 2411.15100.

@@ -2,18 +2,18 @@
 
 For every token, the pool has the latest continuations seen after it in the prompt, the text and the window. Those of
 the last token are the candidates. The window is a comb after the root: a chain of `window` guesses at the next
-positions, and from its i-th node a lane of guesses at the positions after that. The target's pick at a lane's end
-completes an n-gram of `n` tokens, which is added to the pool; the lane drops its first token and appends the pick, so
+positions, and from its i-th node a lane of guesses at the positions after that. The target token at a lane's end
+completes an n-gram of `n` tokens, which is added to the pool; the lane drops its first token and appends it, so
 it moves with the text (a Jacobi iteration with columns n - 2 rounds deep). Lanes that the text has passed are refilled
 with tokens of the text and their continuations from the pool. Candidates and window share equal prefixes, and window
-nodes that equal the picks are accepted like any other.
+nodes that equal the target tokens are accepted like any other.
 
 With `window=0` the pool uses prompt and text only; `random` different tokens of the text may be guessed if the pool has
 no candidate.
 
-Picks include the noise of their position. With fixed noise the next token is a function of the preceding text, so the
-iteration converges as it does at temperature 0. An n-gram found again at other positions has other noise, so it is only
-as likely as two samples are to agree.
+Target tokens include the noise of their position. With fixed noise the next token is a function of the preceding
+text, so the iteration converges as it does at temperature 0. An n-gram at other positions has other noise, so it is
+only as likely as two samples are to agree.
 
 Source: lookahead decoding, arXiv 2402.02057 (W = `window`, N = `n`, G = `candidates`), algorithm 2.
 Differences: window nodes can be accepted, the window moves as far as the text, and it is refilled from the pool.

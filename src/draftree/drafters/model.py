@@ -1,6 +1,6 @@
 """Draft model: a smaller model proposes a chain or a tree, one pass per level, also with another tokenizer.
 
-If the verifier allows it, candidates are ranked with the request's noise, which matches the target's pick more often
+If the verifier allows it, candidates are ranked with the request's noise, which matches the target token more often
 than an independent draw. Vocabularies are compared token by token. If they differ, the draft model reads the text in
 its own tokens, and its proposals are mapped by the common tokens (`map=tokens`) or as strings that are tokenized again
 (`map=strings`). By tokens, the noise is shared and the draft has a distribution, so every verifier accepts it, but

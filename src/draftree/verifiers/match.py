@@ -1,11 +1,11 @@
-"""Accepts the target's picks as `coupled` does, with noise that the drafter does not share.
+"""Accepts the target tokens as `coupled` does, with noise that the drafter does not share.
 
 The target samples its own token at every node, and a child is accepted if it is that token: the drafter only needs to
 guess. The walk and the text are those of `coupled`; only the drafter ranks its candidates without
 the request's noise (at temperature 0 the two are one rule).
 
 Source: naive sampling in SpecInfer, arXiv 2305.09781; the usual rule for drafters without
-probabilities. Lossless, and drafter-invariant. Costs nothing beyond the picks. A drawn child is accepted with
+probabilities. Lossless, and drafter-invariant. Costs nothing beyond the target tokens. A drawn child is accepted with
 probability sum(T * D), at most as often as by `coupled` or any rule with ratios: a baseline, and for
 drafters that must not use the noise.
 """

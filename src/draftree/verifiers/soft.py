@@ -2,7 +2,7 @@
 
 A child x is accepted if T(x) is at least `tolerance` times D(x) (so always if the draft does not overrate it), or
 if x is among the target's `top_k` most likely tokens, or in the smallest set of most likely tokens with mass `top_p`.
-There are no coins; the deepest accepted branch is written, and the bonus is the target's own pick after it.
+There are no coins; the deepest accepted branch is written, and the bonus is the target token after it.
 
 Source: soft matching, as surveys of assisted generation describe it; no paper's exact rule.
 LOSSY: the distribution differs from the model's. Options: a token replaces the model's own choice if the

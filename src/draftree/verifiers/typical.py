@@ -2,7 +2,7 @@
 
 A child x is accepted if T(x) >= min(epsilon, delta * exp(-H(T))), H the entropy of the target's distribution at its
 parent: at low entropy only the model's own choice passes, at high entropy many tokens do. The deepest accepted branch
-is written, and the bonus is the target's own pick after it.
+is written, and the bonus is the target token after it.
 
 Source: typical acceptance, Medusa, arXiv 2401.10774; epsilon and delta are theirs.
 LOSSY: the distribution differs from the model's. Options: a token replaces the model's own choice if the
