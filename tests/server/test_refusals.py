@@ -209,7 +209,7 @@ def test_an_unexpected_error_shows_no_details(
     def fail(*args: object, **options: object) -> None:
         raise RuntimeError("/home/secret/path")
 
-    monkeypatch.setattr("draftree.serve.api.chat.chat_params", fail)
+    monkeypatch.setattr("draftree.serve.api.chat.chat_options", fail)
     for stream in (False, True):
         answer = http.post(CHAT, json={"model": NAME, "messages": MESSAGES, "stream": stream})
         assert answer.status_code == 500
@@ -223,7 +223,7 @@ def test_an_error_that_names_files_shows_no_details(http: httpx.Client, monkeypa
     def fail(*args: object, **options: object) -> None:
         raise ModelLoadError("the weights in /home/secret/path are damaged")
 
-    monkeypatch.setattr("draftree.serve.api.completions.completion_params", fail)
+    monkeypatch.setattr("draftree.serve.api.completions.completion_options", fail)
     answer = http.post(PLAIN, json={"model": NAME, "prompt": "hello"})
     assert answer.status_code == 500
     assert "secret" not in answer.text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,33 +12,12 @@ from draftree.async_llm import Submission
 from draftree.core.errors import InvalidRequestError, UnsatisfiableError
 from draftree.core.host import SYSTEM_CLOCK
 from draftree.engine.sequence import Update
-from draftree.options import DecoderOptions
+from draftree.options import RequestOptions
 from draftree.outputs import Completion, CompletionStats, stats_of
-from draftree.sampling.params import SamplingParams
 from draftree.serve.errors import api_error
 from draftree.serve.params import named_error
 from draftree.serve.pool import ServedModel
 from draftree.serve.reasoning import Reasoning
-
-
-@dataclass(frozen=True, slots=True)
-class JobOptions:
-    """How the texts of a job are generated.
-
-    `drops_text` keeps only the prompt, and the generated token is not counted; `names` has the body's field of a
-    library parameter, where it differs; `owner` is whose texts they are, for drafters that learn.
-    """
-
-    draft: str | None = None
-    priority: int = 0
-    request_id: str | None = None
-    trace: bool = False
-    drops_text: bool = False
-    names: Mapping[str, str] = field(default_factory=dict)
-    owner: str | None = ""
-    decoder: DecoderOptions = field(default_factory=DecoderOptions)
-    clips_tokens: bool = False
-    reasoning: Reasoning | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +30,21 @@ class Job:
     """Submissions of one request; leaving its context aborts what is unfinished. Read `updates` once, or `finish`."""
 
     def __init__(
-        self, served: ServedModel, params: SamplingParams, options: JobOptions, submissions: Sequence[Submission]
+        self,
+        served: ServedModel,
+        options: RequestOptions,
+        submissions: Sequence[Submission],
+        *,
+        names: Mapping[str, str],
     ) -> None:
         self.served = served
-        self.params = params
         self.options = options
         self.submissions = tuple(submissions)
+        self.names = names
+        """The body's field of an option, where it has another name."""
+        self.reasoning: Reasoning | None = None
+        self.drops_text = False
+        """Whether only the prompt is wanted; the generated token is not counted."""
         self.first_time: float | None = None
         """When the first text arrived, on the server's clock."""
 
@@ -65,38 +53,26 @@ class Job:
         cls,
         served: ServedModel,
         prompts: Sequence[Any],
-        params: SamplingParams,
-        options: JobOptions,
+        options: RequestOptions,
         *,
+        names: Mapping[str, str],
         wait: bool = False,
     ) -> Job:
         submissions: list[Submission] = []
         try:
             for prompt in prompts:
-                submissions.append(
-                    await served.llm.submit(
-                        prompt,
-                        params,
-                        draft=options.draft,
-                        priority=options.priority,
-                        wait=wait,
-                        request_id=options.request_id,
-                        trace=options.trace,
-                        owner=options.owner,
-                        **options.decoder,
-                    )
-                )
+                submissions.append(await served.llm.submit(prompt, options, wait=wait))
         except BaseException as error:
             for submission in submissions:
                 await submission.aclose()
             if isinstance(error, InvalidRequestError):
-                raise named_error(error, options.names) from error
+                raise named_error(error, names) from error
             raise
-        return cls(served, params, options, submissions)
+        return cls(served, options, submissions, names=names)
 
     @property
     def draft(self) -> str:
-        return self.options.draft or (self.served.drafts or ("none",))[0]
+        return self.options.draft or self.served.default_draft
 
     @property
     def is_plain(self) -> bool:
@@ -119,7 +95,7 @@ class Job:
         async def read(place: int, submission: Submission) -> None:
             try:
                 async for update in submission:
-                    arrived.put_nowait(ChoiceUpdate(place * self.params.n + update.sequence.index, update))
+                    arrived.put_nowait(ChoiceUpdate(place * self.options.n + update.sequence.index, update))
                 arrived.put_nowait(None)
             except Exception as error:
                 arrived.put_nowait(error)
@@ -144,7 +120,7 @@ class Job:
             self.first_time = SYSTEM_CLOCK()
         error = update.sequence.error if update.is_last else None
         if isinstance(error, InvalidRequestError | UnsatisfiableError):
-            raise named_error(error, self.options.names) from error
+            raise named_error(error, self.names) from error
         if error is not None:
             raise api_error(error) from error
 
@@ -154,10 +130,9 @@ class Job:
                 on_update(found)
         return self.completions()
 
-    async def further(self, prompt: Any, params: SamplingParams, decoder: DecoderOptions) -> Completion:
+    async def further(self, prompt: Any, options: RequestOptions) -> Completion:
         """Queue a further prompt of the same request, which belongs to the job from then on, and wait for its text."""
-        options = replace(self.options, decoder=decoder)
-        more = await Job.start(self.served, [prompt], params, options, wait=True)
+        more = await Job.start(self.served, [prompt], options, names=self.names, wait=True)
         self.submissions += more.submissions
         (done,) = await more.finish()
         return done

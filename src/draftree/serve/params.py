@@ -11,10 +11,11 @@ from typing import Any, Protocol
 
 from draftree.core.errors import InvalidRequestError, UnsatisfiableError
 from draftree.models.source import FeatureSource
+from draftree.options import RequestOptions
 from draftree.sampling.grammar.ebnf import literal
 from draftree.sampling.grammar.schema import SchemaError
 from draftree.sampling.grammar.schema_grammar import schema_grammar
-from draftree.sampling.params import MAX_IDS, SamplingParams, require_length
+from draftree.sampling.params import MAX_IDS, require_length
 from draftree.serve.errors import ApiError, invalid, request_error
 from draftree.serve.pool import ServedModel
 from draftree.serve.schema import (
@@ -53,21 +54,26 @@ SAME_NAME = (
     "bad_words",
     "no_repeat_ngram_size",
     "ngram_scope",
+    "priority",
+    "decoder_prompt",
+    "source_lang",
+    "target_lang",
 )
 """Fields with the library's name and meaning; null means the library's default, which is OpenAI's."""
 Named = tuple[str, Any]
 """A library parameter and its value."""
-Checked = tuple[SamplingParams, dict[str, str]]
-"""Sampling parameters, and the body's field of each library parameter that has another name there."""
+Checked = tuple[RequestOptions, dict[str, str]]
+"""The options of a request, and the body's field of each library parameter that has another name there."""
 
 
-def chat_params(body: ChatBody) -> Checked:
+def chat_options(body: ChatBody, model: ServedModel, request_id: str) -> Checked:
     _require_no_beams(body)
     limit, limit_name = chat_limit(body)
     if body.top_logprobs and not body.logprobs:
         raise invalid("'top_logprobs' needs logprobs=true", "top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return build_params(body, {"max_tokens": limit, "logprobs": logprobs}, {"max_tokens": limit_name})
+    given = {"max_tokens": limit, "logprobs": logprobs, "request_id": request_id}
+    return build_options(body, model, given, {"max_tokens": limit_name})
 
 
 def chat_limit(body: ChatBody) -> tuple[int | None, str]:
@@ -97,16 +103,16 @@ def _require_no_beams(body: BeamBody) -> None:
             raise invalid(message, name, code="unsupported_parameter")
 
 
-def completion_params(body: CompletionBody) -> Checked:
+def completion_options(body: CompletionBody, model: ServedModel, request_id: str) -> Checked:
     _require_no_beams(body)
     limit = completion_limit(body)
-    given: dict[str, Any] = {"max_tokens": limit, "logprobs": body.logprobs}
+    given: dict[str, Any] = {"max_tokens": limit, "logprobs": body.logprobs, "request_id": request_id}
     if body.echo and limit == 0:
         # the prompt alone is wanted: one token is generated and dropped
         given["max_tokens"] = 1
     if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
         given["prompt_logprobs"] = body.logprobs
-    return build_params(body, given, {})
+    return build_options(body, model, given, {})
 
 
 def completion_limit(body: CompletionBody) -> int | None:
@@ -114,7 +120,9 @@ def completion_limit(body: CompletionBody) -> int | None:
     return COMPLETION_TOKENS if body.max_tokens is None else _limit(body.max_tokens)
 
 
-def build_params(body: SamplingBody, given: Mapping[str, Any], names: Mapping[str, str]) -> Checked:
+def build_options(
+    body: SamplingBody, model: ServedModel, given: Mapping[str, Any], names: Mapping[str, str]
+) -> Checked:
     if body.stream and body.prompt_logprobs is not None:
         raise invalid("'prompt_logprobs' cannot be streamed: set stream=false", "prompt_logprobs")
     if body.stream_options is not None and not body.stream:
@@ -122,22 +130,24 @@ def build_params(body: SamplingBody, given: Mapping[str, Any], names: Mapping[st
     values = {name: getattr(body, name) for name in SAME_NAME if getattr(body, name) is not None}
     values["logit_bias"] = _logit_bias(body.logit_bias)
     values["prediction"] = (body.prediction.text or None) if body.prediction is not None else None
+    values["draft"] = draft_of(body, model)
+    values["trace"] = body.reports.rounds
     renamed = {"template_kwargs": "chat_template_kwargs", **names}
     constraint = _constraint(body)
     if constraint is not None:
         field, (name, value) = constraint
         values[name] = value
         renamed[name] = field
-    return checked_params({**values, **given}, renamed), renamed
+    return checked_options({**values, **given}, renamed), renamed
 
 
-async def note_unenforced(params: SamplingParams, names: Mapping[str, str], *, is_strict: bool) -> None:
+async def note_unenforced(options: RequestOptions, names: Mapping[str, str], *, is_strict: bool) -> None:
     """Note what the schema of a request says that no grammar can enforce."""
-    if not isinstance(params.json_schema, str):
+    if not isinstance(options.json_schema, str):
         return
     field = names.get("json_schema", "json_schema")
     try:
-        grammar = await asyncio.to_thread(schema_grammar, params.json_schema)
+        grammar = await asyncio.to_thread(schema_grammar, options.json_schema)
     except SchemaError as error:
         raise invalid(f"'{field}' is refused: {error}", field) from error
     if not grammar.unenforced:
@@ -157,19 +167,19 @@ def draft_of(body: SamplingBody, model: ServedModel) -> str | None:
     return next(filter(model.reads_predictions, model.drafts), None)
 
 
-def with_read_prediction(params: SamplingParams, model: ServedModel, draft: str) -> SamplingParams:
+def with_read_prediction(options: RequestOptions, model: ServedModel) -> RequestOptions:
     """Return the parameters without a prediction that the drafter does not read: it is a hint, and changes no text."""
-    if params.prediction is None or model.reads_predictions(draft):
-        return params
+    if options.prediction is None or model.reads_predictions(options.draft or model.default_draft):
+        return options
     readers = list(filter(model.reads_predictions, model.drafts))
     remedy = f"set 'draft' to '{readers[0]}'" if readers else "no loaded drafter reads it (--draft prediction)"
     note("prediction", f"is ignored: {remedy}")
-    return replace(params, prediction=None)
+    return replace(options, prediction=None)
 
 
-def checked_params(values: Mapping[str, Any], names: Mapping[str, str]) -> SamplingParams:
+def checked_options(values: Mapping[str, Any], names: Mapping[str, str]) -> RequestOptions:
     try:
-        return SamplingParams(**values)
+        return RequestOptions(**values)
     except InvalidRequestError as error:
         raise named_error(error, names) from error
 
@@ -256,50 +266,50 @@ class Encode(Protocol):
     def __call__(self, prompt: Any, /, *, most: int | None = None) -> Awaitable[Any]: ...
 
 
-def longest_prompt(settings: ServerSettings, model: ServedModel, params: SamplingParams) -> int | None:
+def longest_prompt(settings: ServerSettings, model: ServedModel, options: RequestOptions) -> int | None:
     """Return the most tokens that a prompt may have; None if it is truncated."""
-    most = model.llm.llm.requests.longest_prompt(params)
+    most = model.llm.llm.requests.longest_prompt(options)
     if most is None or settings.max_prompt_tokens is None:
         return most
     return min(most, settings.max_prompt_tokens)
 
 
-def require_choices(settings: ServerSettings, params: SamplingParams, names: Mapping[str, str]) -> None:
-    if params.n > settings.max_choices:
-        raise invalid(f"n={params.n}: this server allows at most {settings.max_choices} texts per request", "n")
+def require_choices(settings: ServerSettings, options: RequestOptions, names: Mapping[str, str]) -> None:
+    if options.n > settings.max_choices:
+        raise invalid(f"n={options.n}: this server allows at most {settings.max_choices} texts per request", "n")
     limit = settings.max_completion_tokens
-    if limit is not None and params.max_tokens is not None and params.max_tokens > limit:
+    if limit is not None and options.max_tokens is not None and options.max_tokens > limit:
         name = names.get("max_tokens", "max_tokens")
-        raise invalid(f"{name}={params.max_tokens}: this server allows at most {limit}", name)
+        raise invalid(f"{name}={options.max_tokens}: this server allows at most {limit}", name)
 
 
-def clipped(params: SamplingParams, most: int, field: str) -> SamplingParams:
+def clipped(options: RequestOptions, most: int, field: str) -> RequestOptions:
     """Return parameters without a maximum number of tokens if it is above what is possible, and note its field."""
-    if params.max_tokens is None or params.max_tokens <= most:
-        return params
+    if options.max_tokens is None or options.max_tokens <= most:
+        return options
     note(field, f"is reduced to {most}: more tokens do not fit")
-    return dataclasses.replace(params, max_tokens=None)
+    return dataclasses.replace(options, max_tokens=None)
 
 
 async def within_limits(
-    settings: ServerSettings, model: ServedModel, *, prompts: Sequence[Any], params: SamplingParams
-) -> tuple[SamplingParams, Sequence[Any]]:
+    settings: ServerSettings, model: ServedModel, *, prompts: Sequence[Any], options: RequestOptions
+) -> tuple[RequestOptions, Sequence[Any]]:
     """Apply the server's limits; the prompts are returned encoded if that was needed."""
-    needs_limit = settings.max_completion_tokens is not None and params.max_tokens is None
+    needs_limit = settings.max_completion_tokens is not None and options.max_tokens is None
     if settings.max_prompt_tokens is None and not needs_limit:
-        return params, prompts
+        return options, prompts
     # the features of sound have no tokens, and a fixed length
-    most = longest_prompt(settings, model, params)
+    most = longest_prompt(settings, model, options)
     encode = model.llm.prompts.encode
     ids = [one if isinstance(one, FeatureSource) else await encode(one, most=most) for one in prompts]
-    kept, lengths = params.truncate_prompt_tokens, [0 if isinstance(one, FeatureSource) else len(one) for one in ids]
+    kept, lengths = options.truncate_prompt_tokens, [0 if isinstance(one, FeatureSource) else len(one) for one in ids]
     longest = max((one if kept is None or kept < 0 else min(kept, one) for one in lengths), default=0)
     if settings.max_prompt_tokens is not None and longest > settings.max_prompt_tokens:
         raise _too_long(longest, settings.max_prompt_tokens)
-    if settings.max_completion_tokens is not None and params.max_tokens is None:
+    if settings.max_completion_tokens is not None and options.max_tokens is None:
         room = max(1, model.max_context - longest)
-        params = dataclasses.replace(params, max_tokens=min(settings.max_completion_tokens, room))
-    return params, ids
+        options = dataclasses.replace(options, max_tokens=min(settings.max_completion_tokens, room))
+    return options, ids
 
 
 def _too_long(count: int, limit: int) -> ApiError:

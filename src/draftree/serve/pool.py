@@ -48,6 +48,10 @@ class ServedModel:
         return self.llm.llm.drafts
 
     @property
+    def default_draft(self) -> str:
+        return (self.drafts or ("none",))[0]
+
+    @property
     def draft_note(self) -> str:
         """The choice of `auto` with its reason, and the drafters' decisions; empty without both."""
         return self.llm.llm.draft_note

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any, final
 
+from draftree.options import RequestOptions
 from draftree.sampling.grammar.ebnf import literal
-from draftree.sampling.params import SamplingParams
 from draftree.serve.logprobs import TokenTexts
 from draftree.serve.pool import ServedModel
 from draftree.serve.schema import note
@@ -353,13 +353,13 @@ class Reasoning:
         specials = frozenset(self.specials)
         return specials.difference(self.form.markers) if specials.intersection(self.form.markers) else frozenset()
 
-    def sampling(self, params: SamplingParams) -> SamplingParams:
+    def sampling(self, options: RequestOptions) -> RequestOptions:
         """Return sampling parameters whose text has the markers, and whose grammar begins after the reasoning."""
         if not self.specials.keys().isdisjoint(self.form.markers):
-            params = replace(params, skip_special_tokens=False)
-        if params.constraint is None or params.grammar_prefix is not None:
-            return params
-        return replace(params, grammar_prefix=self.form.grammar(self.stage, self.specials))
+            options = replace(options, skip_special_tokens=False)
+        if options.constraint is None or options.grammar_prefix is not None:
+            return options
+        return replace(options, grammar_prefix=self.form.grammar(self.stage, self.specials))
 
     def splitter(self, functions: Collection[str]) -> Splitter:
         return self.form.splitter(self.stage, functions)

@@ -27,20 +27,20 @@ def usage_json(job: Job) -> dict[str, Any]:
     """Return `usage` of all texts so far; each prompt counts once."""
     stats = job.stats()
     prompts = sum(len(submission.prompt_ids) for submission in job.submissions)
-    written = 0 if job.options.drops_text else sum(each.completion_tokens for each in stats)
+    written = 0 if job.drops_text else sum(each.completion_tokens for each in stats)
     usage: dict[str, Any] = {
         "prompt_tokens": prompts,
         "completion_tokens": written,
         "total_tokens": prompts + written,
-        "prompt_tokens_details": {"cached_tokens": sum(each.cached_tokens for each in stats[:: job.params.n])},
+        "prompt_tokens_details": {"cached_tokens": sum(each.cached_tokens for each in stats[:: job.options.n])},
     }
     details: dict[str, int] = {}
-    reasoning = job.options.reasoning
+    reasoning = job.reasoning
     sequences = [sequence for submission in job.submissions for sequence in submission.sequences]
     if reasoning is not None and all(sequence.is_finished for sequence in sequences):
         outputs = (sequence.history.output.tolist() for sequence in sequences)
         details["reasoning_tokens"] = sum(reasoning.num_tokens(ids, job.served.texts) for ids in outputs)
-    if job.params.prediction is not None:
+    if job.options.prediction is not None:
         accepted = sum(_of_prediction(each.accepted_by_source, each.accepted_tokens) for each in stats)
         drafted = sum(_of_prediction(each.drafted_by_source, each.draft_tokens) for each in stats)
         details |= {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
@@ -226,5 +226,5 @@ def usage_so_far(job: Job, body: SamplingBody, num_sent: int) -> dict[str, Any]:
     if not options.continuous_usage_stats:
         return {"usage": None}
     usage = usage_json(job)
-    written = 0 if job.options.drops_text else num_sent
+    written = 0 if job.drops_text else num_sent
     return {"usage": usage | {"completion_tokens": written, "total_tokens": usage["prompt_tokens"] + written}}

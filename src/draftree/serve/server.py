@@ -14,9 +14,9 @@ from starlette.types import ASGIApp
 
 from draftree.core.errors import RankError
 from draftree.core.host import SYSTEM_CLOCK
+from draftree.options import RequestOptions
 from draftree.serve.access import Authentication, HostCheck, KeyRing, SecurityHeaders
 from draftree.serve.gate import Gate
-from draftree.serve.job import JobOptions
 from draftree.serve.json_text import encode_json
 from draftree.serve.limits import BodyLimit, TimeLimit
 from draftree.serve.logs import RequestLog, log_request
@@ -160,10 +160,10 @@ class Server:
             yield
 
     @asynccontextmanager
-    async def metered(self, request: Request, model: ServedModel, options: JobOptions) -> AsyncIterator[None]:
+    async def metered(self, request: Request, model: ServedModel, options: RequestOptions) -> AsyncIterator[None]:
         record, meter = self.record_of(request), self.meters[model.name]
         record.response_id = options.request_id
-        draft = options.draft if options.draft in ("none", *model.drafts) else default_draft(model)
+        draft = options.draft if options.draft in ("none", *model.drafts) else model.default_draft
         record.draft = draft
         if options.request_id is not None:
             meter.register(options.request_id, draft)
@@ -198,7 +198,7 @@ class Server:
 
     def _attach(self, models: Sequence[ServedModel]) -> None:
         for model in models:
-            meter = self.meters[model.name] = ModelMeter(default_draft(model))
+            meter = self.meters[model.name] = ModelMeter(model.default_draft)
             recorder = self._traces.begin(model)
             for listener in (meter.on_round, self.rounds.listener(model.name), recorder):
                 if listener is not None:
@@ -207,10 +207,6 @@ class Server:
     def _sources(self) -> Iterator[ModelSource]:
         for model in self.pool:
             yield ModelSource(model.name, model.llm, self.meters[model.name])
-
-
-def default_draft(model: ServedModel) -> str:
-    return (model.drafts or ("none",))[0]
 
 
 def guarded(app: ASGIApp, server: Server) -> ASGIApp:

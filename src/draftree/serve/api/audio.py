@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.message import Message
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
@@ -17,14 +17,14 @@ from starlette.responses import PlainTextResponse
 
 from draftree.core.errors import ConfigurationError, InvalidRequestError
 from draftree.models.source import FeatureSource
-from draftree.options import DecoderOptions, WholeStart
+from draftree.options import WholeStart
 from draftree.outputs import Completion
 from draftree.serve.api.common import ERRORS, model_of, running_job, server_of
 from draftree.serve.audio import read_sound, segments_json, srt, vtt
 from draftree.serve.errors import invalid
-from draftree.serve.job import Job, JobOptions
+from draftree.serve.job import Job
 from draftree.serve.json_text import JsonResponse
-from draftree.serve.params import checked_params, named_error
+from draftree.serve.params import checked_options, named_error
 from draftree.serve.pool import ServedModel
 from draftree.serve.schema import Body, Effect, refused, validated
 from draftree.serve.streams import respond
@@ -193,6 +193,7 @@ class _Sound:
 
     seconds: float = 0.0
     detected: Detection | None = None
+    start: WholeStart | None = None
     windows: LongSpeech | None = None
     """Its windows, if it is longer than what the model reads at once."""
 
@@ -201,24 +202,21 @@ async def _answer(form: AudioForm, file: bytes, speech: Speech, request: Request
     model = model_of(request, form.model)
     if not model.llm.llm.transcriber.reads_sound:
         raise invalid(f"the model '{model.name}' reads text: use /v1/completions", "model")
-    values = {"temperature": form.temperature, "seed": form.seed, "max_tokens": form.max_tokens}
-    params = checked_params({**values, "logprobs": 0 if form.response_format == "verbose_json" else None}, NAMES)
-    start: DecoderOptions = {}
-    options = JobOptions(
-        model.named_draft(form.draft), request_id=f"audio-{uuid.uuid4().hex}", names=NAMES, decoder=start
-    )
+    values: dict[str, Any] = {"temperature": form.temperature, "seed": form.seed, "max_tokens": form.max_tokens}
+    values |= {"draft": model.named_draft(form.draft), "request_id": f"audio-{uuid.uuid4().hex}"}
+    options = checked_options({**values, "logprobs": 0 if form.response_format == "verbose_json" else None}, NAMES)
     sound = _Sound()
 
     async def encode(data: bytes, *, most: int | None = None) -> Any:
         # after the request was admitted: both the features and the language take the machine
         always = form.response_format == "verbose_json"
         max_seconds = server_of(request).settings.max_audio_seconds
-        source, found = await _read(model, data, speech, sound, always=always, max_seconds=max_seconds)
-        if found is not None:
-            start["decoder_prompt"] = found
+        source, sound.start = await _read(model, data, speech, sound, always=always, max_seconds=max_seconds)
         return source
 
-    async with running_job(request, model, prompts=[file], params=params, options=options, encode=encode) as job:
+    async with running_job(
+        request, model, prompts=[file], options=options, names=NAMES, encode=encode, start=lambda: sound.start
+    ) as job:
         (first,) = await job.finish()
         done: Completion | Transcript = first
         if sound.windows is not None:
@@ -232,7 +230,7 @@ async def _all_windows(model: ServedModel, job: Job, done: Completion, windows: 
     await run(lambda _: windows.take(done))
     while not windows.is_done:
         source, start = await run(lambda _: windows.window())
-        done = await job.further(source, windows.params(job.params, start), {"decoder_prompt": start})
+        done = await job.further(source, replace(windows.params(job.options, start), decoder_prompt=start))
         await run(lambda _: windows.take(done))  # noqa: B023
     return windows.transcript()
 

@@ -19,14 +19,13 @@ from draftree.core.errors import InvalidRequestError, suggestion
 from draftree.core.host import SYSTEM_CLOCK
 from draftree.engine.sequence import TokenLogprob
 from draftree.options import DecoderOptions, RequestOptions
-from draftree.sampling.params import SamplingParams
 from draftree.serve.api.common import server_of
 from draftree.serve.errors import ApiError, invalid
 from draftree.serve.logprobs import OffsetLogprobs, chat_logprobs, finite
 from draftree.serve.params import (
     Encode,
     chat_limit,
-    checked_params,
+    checked_options,
     completion_limit,
     longest_prompt,
     named_error,
@@ -210,7 +209,7 @@ class BeamRequest:
 
     params: BeamSearchParams
     limit: int | None
-    prompt: SamplingParams
+    prompt: RequestOptions
     options: BeamOptions
     has_logprobs: bool = False
     names: dict[str, str] = field(default_factory=dict)
@@ -300,7 +299,7 @@ def _request(
     except InvalidRequestError as error:
         raise named_error(error, names) from error
     told = {"max_tokens": limit, "truncate_prompt_tokens": body.truncate_prompt_tokens, "min_tokens": body.min_tokens}
-    prompt = checked_params({"n": width, **{name: value for name, value in told.items() if value is not None}}, names)
+    prompt = checked_options({"n": width, **{name: value for name, value in told.items() if value is not None}}, names)
     return BeamRequest(params, limit, prompt, options, has_logprobs, names)
 
 
@@ -479,7 +478,7 @@ async def _encoded(
     settings = server_of(request).settings
     most = longest_prompt(settings, model, asked.prompt)
     ids = [await encode(prompt, most=most) for prompt in prompts]
-    limited, _ = await within_limits(settings, model, prompts=ids, params=asked.prompt)
+    limited, _ = await within_limits(settings, model, prompts=ids, options=asked.prompt)
     return [model.llm.llm.requests.truncated(one, limited) for one in ids]
 
 

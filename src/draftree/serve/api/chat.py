@@ -18,10 +18,10 @@ from draftree.outputs import Completion
 from draftree.serve.api.beams import chat_request, searched
 from draftree.serve.api.common import ERRORS, GENERATED, NO_NAMES, model_of, running_job, server_of
 from draftree.serve.errors import invalid
-from draftree.serve.job import ChoiceUpdate, Job, JobOptions
+from draftree.serve.job import ChoiceUpdate, Job
 from draftree.serve.json_text import JsonResponse
 from draftree.serve.logprobs import chat_logprobs, prompt_logprobs_json
-from draftree.serve.params import Encode, chat_params, draft_of, named_error, note_unenforced
+from draftree.serve.params import Encode, chat_options, named_error, note_unenforced
 from draftree.serve.pool import ServedModel
 from draftree.serve.reasoning import AnswerParser, AnswerStart, reasoning_variables
 from draftree.serve.render import Head, Report, closing_fields, last_chunk, usage_so_far
@@ -146,7 +146,7 @@ class ChatWriter:
         async for found in self._job.updates():
             data = b""
             if found.index not in self._parsers:
-                reasoning = self._job.options.reasoning
+                reasoning = self._job.reasoning
                 self._parsers[found.index] = self._plan.parser(reasoning)
                 self._starts[found.index] = AnswerStart(reasoning, self._job.served.texts)
                 data = encoder.event(self._first_chunk(found.index))
@@ -166,7 +166,7 @@ class ChatWriter:
         logprobs = None
         if self._body.logprobs:
             logprobs = {"content": chat_logprobs(done.logprobs or (), self._job.served.texts), "refusal": None}
-        parser = self._plan.parser(self._job.options.reasoning)
+        parser = self._plan.parser(self._job.reasoning)
         deltas = self._shown([*parser.push(done.text), *parser.finish()])
         choice = {
             "index": index,
@@ -368,7 +368,7 @@ class Chat:
     shows_reasoning: bool
 
     async def updates(self) -> AsyncIterator[AnswerUpdate]:
-        parser = self.plan.parser(self.job.options.reasoning)
+        parser = self.plan.parser(self.job.reasoning)
         async for found in self.job.updates():
             deltas = parser.push("".join(piece.text for piece in found.update.pieces))
             if found.update.is_last:
@@ -393,30 +393,22 @@ async def running_chat(
     does not fit.
     """
     model = _model(body, request)
-    params, renamed = chat_params(body)
-    renamed = {**names, **{param: names.get(field, field) for param, field in renamed.items()}}
-    await note_unenforced(params, renamed, is_strict=body.has_strict_schema)
-    plan = await _plan(body, model, answer=params.json_schema)
     head = Head.of(prefix, body, model)
-    options = JobOptions(
-        draft_of(body, model),
-        body.priority or 0,
-        request_id=head.id,
-        trace=body.reports.rounds,
-        names=renamed if plan.grammar is None else {**renamed, "grammar": "tools"},
-        decoder=body.decoder,
-        clips_tokens=clips_tokens,
-    )
+    options, renamed = chat_options(body, model, head.id)
+    renamed = {**names, **{param: names.get(field, field) for param, field in renamed.items()}}
+    await note_unenforced(options, renamed, is_strict=body.has_strict_schema)
+    plan = await _plan(body, model, answer=options.json_schema)
     encode = _encoder(body, model, plan.tools, names)
     messages = plan.messages(template_messages(body.messages, model.chat_template), model.chat_template)
     async with running_job(
         request,
         model,
         prompts=[messages],
-        params=plan.sampling(params),
-        options=options,
+        options=plan.sampling(options),
+        names=renamed if plan.grammar is None else {**renamed, "grammar": "tools"},
         encode=encode,
         is_chat=True,
+        clips_tokens=clips_tokens,
     ) as job:
         yield Chat(job, head, plan, body.include_reasoning is not False)
 

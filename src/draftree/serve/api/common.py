@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -13,10 +13,9 @@ from starlette.requests import Request
 
 from draftree.core.errors import InvalidRequestError
 from draftree.engine.sequence import FinishReason
-from draftree.options import DecoderOptions
-from draftree.sampling.params import SamplingParams
+from draftree.options import RequestOptions, WholeStart
 from draftree.serve.errors import invalid
-from draftree.serve.job import Job, JobOptions
+from draftree.serve.job import Job
 from draftree.serve.params import (
     Encode,
     clipped,
@@ -29,7 +28,7 @@ from draftree.serve.params import (
 from draftree.serve.pool import ServedModel
 from draftree.serve.reasoning import Reasoning
 from draftree.serve.records import RequestRecord
-from draftree.serve.server import Server, default_draft
+from draftree.serve.server import Server
 
 
 class ErrorDetail(BaseModel):
@@ -98,39 +97,54 @@ async def running_job(
     model: ServedModel,
     *,
     prompts: Sequence[Any],
-    params: SamplingParams,
-    options: JobOptions,
+    options: RequestOptions,
+    names: Mapping[str, str],
     encode: Encode | None = None,
+    start: Callable[[], WholeStart | None] | None = None,
     is_chat: bool = False,
+    clips_tokens: bool = False,
+    drops_text: bool = False,
 ) -> AsyncIterator[Job]:
-    """Admit a request and queue its prompts; at the end, abort what is unfinished."""
+    """Admit a request and queue its prompts; at the end, abort what is unfinished.
+
+    Args:
+        names: the body's field of an option, where it has another name.
+        encode: encodes a prompt; None for `AsyncLLM.prompts.encode`.
+        start: returns the decoder's prompt, after the prompts are encoded.
+        clips_tokens: whether a `max_tokens` that does not fit is reduced.
+        drops_text: as for `Job`.
+    """
     server = server_of(request)
     options, encode = _encoding(model, options, encode)
-    params = with_read_prediction(params, model, options.draft or default_draft(model))
+    options = with_read_prediction(options, model)
     limit = server.settings.max_completion_tokens
-    field = options.names.get("max_tokens", "max_tokens")
-    if options.clips_tokens and limit is not None:
-        params = clipped(params, limit, field)
-    require_choices(server.settings, params, options.names)
-    places = server.admit(request, texts=len(prompts) * params.n, priority=options.priority)
-    if not server.has_one_key:
-        options = replace(options, priority=0)  # in the engine, it would go before the texts of other keys
-    options = replace(options, owner=server.key_of(request).name)
+    field = names.get("max_tokens", "max_tokens")
+    if clips_tokens and limit is not None:
+        options = clipped(options, limit, field)
+    require_choices(server.settings, options, names)
+    places = server.admit(request, texts=len(prompts) * options.n, priority=options.priority)
     async with places, server.metered(request, model, options):
         try:
-            most = longest_prompt(server.settings, model, params)
+            most = longest_prompt(server.settings, model, options)
             given = prompts if encode is None else [await encode(prompt, most=most) for prompt in prompts]
         except InvalidRequestError as error:
-            raise named_error(error, options.names) from error
-        if options.clips_tokens:
-            params = clipped(params, model.max_context - max(map(len, given)), field)
-        limited, ids = await within_limits(server.settings, model, prompts=given, params=params)
-        if is_chat:
-            options = replace(options, reasoning=await Reasoning.of(model, ids[0]))
-            limited = limited if options.reasoning is None else options.reasoning.sampling(limited)
-        if options.trace or params.logprobs is not None or params.prompt_logprobs is not None:
+            raise named_error(error, names) from error
+        if start is not None:
+            options = replace(options, decoder_prompt=start())
+        if clips_tokens:
+            options = clipped(options, model.max_context - max(map(len, given)), field)
+        options, ids = await within_limits(server.settings, model, prompts=given, options=options)
+        reasoning = await Reasoning.of(model, ids[0]) if is_chat else None
+        options = replace(
+            options if reasoning is None else reasoning.sampling(options),
+            # in the engine, the priority would put it before the texts of other keys
+            priority=options.priority if server.has_one_key else 0,
+            owner=server.key_of(request).name,
+        )
+        if options.trace or options.logprobs is not None or options.prompt_logprobs is not None:
             await model.prepare_texts()
-        async with await Job.start(model, ids, limited, options) as job:
+        async with await Job.start(model, ids, options, names=names) as job:
+            job.reasoning, job.drops_text = reasoning, drops_text
             try:
                 yield job
             finally:
@@ -145,7 +159,7 @@ def _note(record: RequestRecord, job: Job) -> None:
     stats = job.stats()
     record.prompt_tokens = sum(len(submission.prompt_ids) for submission in job.submissions)
     record.cached_tokens = sum(one.cached_tokens for one in stats)
-    record.completion_tokens = 0 if job.options.drops_text else sum(one.completion_tokens for one in stats)
+    record.completion_tokens = 0 if job.drops_text else sum(one.completion_tokens for one in stats)
     record.accepted_tokens = sum(one.accepted_tokens for one in stats)
     record.rounds = sum(one.rounds for one in stats)
     broken = "; ".join(dict.fromkeys(violation for one in stats for violation in one.violations))
@@ -157,17 +171,16 @@ def _note(record: RequestRecord, job: Job) -> None:
         record.note_first_token(job.first_time)
 
 
-def _encoding(model: ServedModel, options: JobOptions, encode: Encode | None) -> tuple[JobOptions, Encode | None]:
+def _encoding(
+    model: ServedModel, options: RequestOptions, encode: Encode | None
+) -> tuple[RequestOptions, Encode | None]:
     """Let the language of the prompts be read when they are encoded: later they are token ids, which have none."""
-    spoken = options.decoder.get("source_lang")
-    if spoken is None:
+    if options.source_lang is None:
         return options, encode
     if encode is not None:
         raise invalid(
             "'source_lang' states the language of a text, and a chat template has no place for it: leave it out",
             "source_lang",
         )
-    rest = DecoderOptions(
-        decoder_prompt=options.decoder.get("decoder_prompt"), target_lang=options.decoder.get("target_lang")
-    )
-    return replace(options, decoder=rest), partial(model.llm.prompts.encode, source_lang=spoken)
+    encode = partial(model.llm.prompts.encode, source_lang=options.source_lang)
+    return replace(options, source_lang=None), encode

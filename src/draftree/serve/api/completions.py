@@ -11,15 +11,16 @@ from fastapi import APIRouter, Request, Response
 
 from draftree.core.errors import InvalidRequestError
 from draftree.engine.sequence import Update
+from draftree.options import RequestOptions
 from draftree.outputs import Completion
 from draftree.sampling.params import SamplingParams
 from draftree.serve.api.beams import completion_request, searched
 from draftree.serve.api.common import ERRORS, GENERATED, NO_NAMES, model_of, running_job, server_of
 from draftree.serve.errors import invalid
-from draftree.serve.job import ChoiceUpdate, Job, JobOptions
+from draftree.serve.job import ChoiceUpdate, Job
 from draftree.serve.json_text import JsonResponse
 from draftree.serve.logprobs import OffsetLogprobs, prompt_logprobs_json
-from draftree.serve.params import Encode, completion_params, draft_of, named_error, note_unenforced
+from draftree.serve.params import Encode, completion_options, named_error, note_unenforced
 from draftree.serve.pool import ServedModel
 from draftree.serve.render import Head, Report, closing_fields, last_chunk, usage_so_far
 from draftree.serve.schema import CompletionBody
@@ -57,7 +58,7 @@ class CompletionWriter:
             yield encoder.event(last)
 
     def _choice(self, index: int, done: Completion) -> dict[str, Any]:
-        body, drops = self._body, self._job.options.drops_text
+        body, drops = self._body, self._job.drops_text
         text, ids, entries = ("", (), ()) if drops else (done.text, done.token_ids, done.logprobs or ())
         choice: dict[str, Any] = {
             "index": index,
@@ -77,7 +78,7 @@ class CompletionWriter:
 
     def _chunk(self, found: ChoiceUpdate) -> dict[str, Any] | None:
         body, index, update = self._body, found.index, found.update
-        drops, is_first = self._job.options.drops_text, index not in self._begun
+        drops, is_first = self._job.drops_text, index not in self._begun
         self._begun.add(index)
         report = self._report.part(found)
         text = "" if drops else "".join(piece.text for piece in update.pieces)
@@ -108,13 +109,13 @@ class CompletionWriter:
         if is_first:
             # those of the prompt are complete before the first token is written
             self._offsets[index] = self._begin_offsets(index, update.sequence.prompt_logprobs)
-        ids, entries = ((), ()) if self._job.options.drops_text else (update.token_ids, update.logprobs)
+        ids, entries = ((), ()) if self._job.drops_text else (update.token_ids, update.logprobs)
         return self._offsets[index].push(entries, ids, is_last=update.is_last)
 
     def _begin_offsets(self, index: int, prompt: Sequence[Any]) -> OffsetLogprobs:
         """Return the writer of log-probabilities of a text, whose first result begins with an echoed prompt."""
         texts = self._job.served.texts
-        params = self._job.params
+        params = self._job.options
         detokenizer = None
         if texts.tokenizer is not None:
             before = self._job.submissions[index // params.n].decoder_prompt_ids
@@ -127,10 +128,10 @@ class CompletionWriter:
         return found
 
     def _prompt_ids(self, index: int) -> tuple[int, ...]:
-        return self._job.submissions[index // self._job.params.n].prompt_ids
+        return self._job.submissions[index // self._job.options.n].prompt_ids
 
     def _echo(self, index: int) -> str:
-        return self._echoed[index // self._job.params.n] if self._echoed else ""
+        return self._echoed[index // self._job.options.n] if self._echoed else ""
 
 
 router = APIRouter(prefix="/v1", tags=["completions"], responses=ERRORS)
@@ -164,7 +165,7 @@ async def _events(body: CompletionBody, request: Request) -> AsyncGenerator[byte
 class Continuation:
     job: Job
     head: Head
-    params: SamplingParams
+    options: RequestOptions
 
 
 @asynccontextmanager
@@ -182,38 +183,37 @@ async def running_completion(
     """
     model = model_of(request, body.model)
     prompts = _prompts(body)
-    params, renamed = completion_params(body)
-    renamed = {**names, **{param: names.get(field, field) for param, field in renamed.items()}}
-    await note_unenforced(params, renamed, is_strict=body.has_strict_schema)
     head = Head.of("cmpl", body, model)
+    options, renamed = completion_options(body, model, head.id)
+    renamed = {**names, **{param: names.get(field, field) for param, field in renamed.items()}}
+    await note_unenforced(options, renamed, is_strict=body.has_strict_schema)
     encode: Encode | None = None
     if body.suffix or files is not None:
-        params, encode = _filling(body, model, params, files=files or (), names=names)
-    options = JobOptions(
-        draft_of(body, model),
-        body.priority or 0,
-        request_id=head.id,
-        trace=body.reports.rounds,
-        drops_text=bool(body.echo) and body.max_tokens == 0,
+        options, encode = _filling(body, model, options, files=files or (), names=names)
+    async with running_job(
+        request,
+        model,
+        prompts=prompts,
+        options=options,
         names=renamed,
-        decoder=body.decoder,
+        encode=encode,
         clips_tokens=clips_tokens,
-    )
-    async with running_job(request, model, prompts=prompts, params=params, options=options, encode=encode) as job:
-        yield Continuation(job, head, params)
+        drops_text=bool(body.echo) and body.max_tokens == 0,
+    ) as job:
+        yield Continuation(job, head, options)
 
 
 def _filling(
     body: CompletionBody,
     model: ServedModel,
-    params: SamplingParams,
+    options: RequestOptions,
     *,
     files: Sequence[SourceFile],
     names: Mapping[str, str],
-) -> tuple[SamplingParams, Encode]:
+) -> tuple[RequestOptions, Encode]:
     if not all(isinstance(prompt, str) for prompt in body.prompts()):
         raise invalid("'suffix' belongs to prompts that are texts: send texts, or leave it out", "suffix")
-    if params.truncate_prompt_tokens is not None:
+    if options.truncate_prompt_tokens is not None:
         message = "'truncate_prompt_tokens' would cut the tokens before a prompt with 'suffix': leave one of them out"
         raise invalid(message, "truncate_prompt_tokens")
     try:
@@ -224,7 +224,7 @@ def _filling(
     async def encode(prompt: str, *, most: int | None = None) -> list[int]:
         return await model.llm.prompts.encode_gap(prompt, body.suffix or "", files=files, most=most)
 
-    return replace(params, stop_token_ids=[*(params.stop_token_ids or ()), *stops]), encode
+    return replace(options, stop_token_ids=[*(options.stop_token_ids or ()), *stops]), encode
 
 
 @asynccontextmanager
@@ -234,7 +234,7 @@ async def _writing(body: CompletionBody, request: Request) -> AsyncIterator[tupl
         echoed = list[str]()
         if body.echo:
             for prompt, submission in zip(_prompts(body), job.submissions, strict=True):
-                echoed.append(await _text_of(job.served, running.params, prompt, submission.prompt_ids))
+                echoed.append(await _text_of(job.served, running.options, prompt, submission.prompt_ids))
         yield job, CompletionWriter(job, body, running.head, echoed)
 
 

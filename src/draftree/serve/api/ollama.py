@@ -389,7 +389,7 @@ def _head(part: _Part) -> dict[str, Any]:
 
 
 def _logprobs(part: _Part) -> dict[str, Any]:
-    if part.job.params.logprobs is None:
+    if part.job.options.logprobs is None:
         return {}
     return {"logprobs": chat_logprobs(part.update.logprobs, part.job.served.texts)}
 

@@ -14,13 +14,13 @@ from fastapi import APIRouter, Request, Response
 from pydantic import AfterValidator, Field
 
 from draftree.core.errors import InvalidRequestError, suggestion
-from draftree.sampling.params import SamplingParams
+from draftree.options import RequestOptions
 from draftree.serve.api.common import ERRORS, GENERATED, model_of, running_job, server_of
 from draftree.serve.errors import ApiError, api_error, invalid
-from draftree.serve.job import ChoiceUpdate, Job, JobOptions
+from draftree.serve.job import ChoiceUpdate, Job
 from draftree.serve.json_text import JsonResponse
 from draftree.serve.logprobs import chat_logprobs
-from draftree.serve.params import Encode, build_params, draft_of, named_error, note_unenforced
+from draftree.serve.params import Checked, Encode, build_options, named_error, note_unenforced
 from draftree.serve.pool import ServedModel
 from draftree.serve.reasoning import AnswerStart, reasoning_variables
 from draftree.serve.render import Head, Report, metrics_json, usage_json
@@ -276,8 +276,8 @@ class ResponseWriter:
     def __init__(self, body: ResponsesBody, head: Head, job: Job, *, plan: ToolPlan, id_end: str) -> None:
         self._body, self._head, self._job, self._plan = body, head, job, plan
         self._id_end = id_end
-        self._parser = plan.parser(job.options.reasoning)
-        self._start = AnswerStart(job.options.reasoning, job.served.texts)
+        self._parser = plan.parser(job.reasoning)
+        self._start = AnswerStart(job.reasoning, job.served.texts)
         self._report = Report(job, body)
         self._output: list[dict[str, Any]] = []
         self._is_open = False
@@ -330,7 +330,7 @@ class ResponseWriter:
     def response(self) -> dict[str, Any]:
         body = self._body
         model = self._head.model.llm.llm
-        sampling = model.requests.resolved(self._job.params).sampling
+        sampling = model.requests.resolved(self._job.options).sampling
         return {
             "id": self._head.id,
             "object": "response",
@@ -495,7 +495,7 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
 async def input_tokens(body: ResponsesBody, request: Request) -> Response:
     """Return the number of prompt tokens of a request."""
     model = _model(body, request)
-    plan = await _plan(body, model, _params(body)[0])
+    plan = await _plan(body, model, _options(body, model, None)[0])
     messages = plan.messages(_Conversation.of(body, request).messages(), model.chat_template)
     try:
         ids = await _encoder(body, model, plan)(messages)
@@ -587,25 +587,22 @@ class _Response:
 async def _writing(body: ResponsesBody, request: Request) -> AsyncIterator[_Response]:
     model = _model(body, request)
     conversation = _Conversation.of(body, request)
-    params, names = _params(body)
-    wanted = body.text.format if body.text is not None else None
-    await note_unenforced(params, names, is_strict=wanted is not None and wanted.strict is True)
-    plan = await _plan(body, model, params)
     head = Head.of("resp", body, model)
     head = replace(head, id=head.id + server_of(request).responses.suffix)
-    options = JobOptions(
-        draft_of(body, model),
-        body.priority or 0,
-        request_id=head.id,
-        trace=body.reports.rounds,
-        names=names if plan.grammar is None else {**names, "grammar": "tools"},
-        decoder=body.decoder,
-    )
+    options, names = _options(body, model, head.id)
+    wanted = body.text.format if body.text is not None else None
+    await note_unenforced(options, names, is_strict=wanted is not None and wanted.strict is True)
+    plan = await _plan(body, model, options)
     encode = _encoder(body, model, plan)
     messages = plan.messages(conversation.messages(), model.chat_template)
-    params = plan.sampling(params)
     async with running_job(
-        request, model, prompts=[messages], params=params, options=options, encode=encode, is_chat=True
+        request,
+        model,
+        prompts=[messages],
+        options=plan.sampling(options),
+        names=names if plan.grammar is None else {**names, "grammar": "tools"},
+        encode=encode,
+        is_chat=True,
     ) as job:
         yield _Response(
             job, ResponseWriter(body, head, job, plan=plan, id_end=server_of(request).responses.suffix), conversation
@@ -627,14 +624,14 @@ def _encoder(body: ResponsesBody, model: ServedModel, plan: ToolPlan) -> Encode:
     return partial(model.llm.prompts.encode_chat, tools=plan.tools, template_kwargs=variables)
 
 
-async def _plan(body: ResponsesBody, model: ServedModel, params: SamplingParams) -> ToolPlan:
+async def _plan(body: ResponsesBody, model: ServedModel, options: RequestOptions) -> ToolPlan:
     try:
         plan = await ToolPlan.load(
             model.tokenizer,
             chat_tools(body.tools),
             tool_choice=chat_tool_choice(body.tool_choice),
             is_parallel=body.parallel_tool_calls is not False,
-            answer=params.json_schema,
+            answer=options.json_schema,
         )
     except ApiError as error:
         # in this API the fields of a function are those of the tool
@@ -645,15 +642,16 @@ async def _plan(body: ResponsesBody, model: ServedModel, params: SamplingParams)
     return plan
 
 
-def _params(body: ResponsesBody) -> tuple[SamplingParams, dict[str, str]]:
+def _options(body: ResponsesBody, model: ServedModel, request_id: str | None) -> Checked:
     if body.top_logprobs and not body.wants_logprobs:
         raise invalid(f"'top_logprobs' needs 'include' with \"{LOGPROBS}\"", "top_logprobs")
     given: dict[str, Any] = {
         "max_tokens": body.max_output_tokens,
         "logprobs": (body.top_logprobs or 0) if body.wants_logprobs else None,
+        "request_id": request_id,
         **_constraint(body),
     }
-    return build_params(body, given, NAMES)
+    return build_options(body, model, given, NAMES)
 
 
 def _constraint(body: ResponsesBody) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any, Self
 
 from draftree.core.errors import InvalidRequestError
+from draftree.options import RequestOptions
 from draftree.sampling.grammar.schema import violations
-from draftree.sampling.params import SamplingParams
 from draftree.serve.errors import invalid
 from draftree.serve.reasoning import AnswerParser, Reasoning
 from draftree.serve.records import current_record
@@ -113,19 +113,19 @@ class ToolPlan:
             raise invalid(str(error), "messages") from error
         return without_tools(messages, self.functions)
 
-    def sampling(self, params: SamplingParams) -> SamplingParams:
+    def sampling(self, options: RequestOptions) -> RequestOptions:
         if self.hidden:
-            params = replace(params, skip_special_tokens=False)
+            options = replace(options, skip_special_tokens=False)
         if self.grammar is None:
-            return params
-        if params.constraint is not None:
-            if self.is_forced or params.json_schema is None:
+            return options
+        if options.constraint is not None:
+            if self.is_forced or options.json_schema is None:
                 raise invalid(
                     "the format of the text is given, too, and calls do not follow it: keep one", "tool_choice"
                 )
-            params = replace(params, json_schema=None)
+            options = replace(options, json_schema=None)
         try:
-            return replace(params, grammar=self.grammar.ebnf, grammar_prefix=self.grammar.prefix)
+            return replace(options, grammar=self.grammar.ebnf, grammar_prefix=self.grammar.prefix)
         except InvalidRequestError as error:
             raise invalid(f"the tools are too large for a grammar: {error}", "tools") from error
 

@@ -42,13 +42,9 @@ async def open_text(server: Server, session: Session, message: Mapping[str, Any]
             f"the text has {len(message['output'])} tokens, and its limit is {message['limit']}: it has ended, so it "
             "cannot be opened"
         )
-    params = read_params(message["params"], seed=message["seed"], max_tokens=message["limit"])
-    require_choices(server.settings, params, {})
-    prompts = [list(message["prompt"])]
-    params, (prompt,) = await within_limits(server.settings, model, prompts=prompts, params=params)
     name, is_plain = f"verify-{uuid.uuid4().hex}", message["plain"]
     options = RequestOptions.of(
-        params,
+        read_params(message["params"], seed=message["seed"], max_tokens=message["limit"]),
         draft=None if is_plain else "none",
         request_id=name,
         trace=not is_plain,
@@ -56,6 +52,9 @@ async def open_text(server: Server, session: Session, message: Mapping[str, Any]
         drafted_by_client=not is_plain,
         written=message["output"],
     )
+    require_choices(server.settings, options, {})
+    prompts = [list(message["prompt"])]
+    options, (prompt,) = await within_limits(server.settings, model, prompts=prompts, options=options)
     meter = server.meters[model.name]
     meter.register(name, "none" if is_plain else DRAFT_LABEL)
     try:
