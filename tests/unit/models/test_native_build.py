@@ -376,7 +376,7 @@ def test_a_temporary_folder_of_others_is_not_used_either(tmp_path: Path, monkeyp
 def test_which_leftovers_are_removed(
     tmp_path: Path, kind: str, host: str, process: str, is_old: bool, is_removed: bool
 ) -> None:
-    own, number = build._owner().split("-")
+    own, number = build._host(), str(os.getpid())
     ended = subprocess.Popen(["true"])
     ended.wait()
     names = {"ours": number, "none": str(ended.pid)}
@@ -387,6 +387,14 @@ def test_which_leftovers_are_removed(
         os.utime(place, (0, 0))
     build.remove_leftovers(tmp_path, kind)
     assert place.exists() != is_removed
+
+
+def test_a_folder_in_use_stays_when_the_clock_jumps(tmp_path: Path) -> None:
+    with build.working_folder(tmp_path) as work:
+        os.utime(work, (0, 0))
+        build.remove_leftovers(tmp_path, build.WORK)
+        assert work.exists()
+    assert not work.exists()
 
 
 AVX512 = "avx2 fma f16c bmi2 popcnt avx512f avx512bw avx512cd avx512dq avx512vl"

@@ -31,6 +31,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from draftree.core.errors import ConfigurationError
+from draftree.core.files import PathLock
 from draftree.core.host import cpu_info, usable_cores
 from draftree.weights.cache import Cache, sync
 
@@ -100,7 +101,7 @@ def make_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def working_folder(folder: Path, kind: str = WORK) -> Iterator[Path]:
-    """Create a folder of this user inside `folder`, which is created if needed; remove it at the end.
+    """Create a locked folder of this user inside `folder`, which is created if needed; remove it at the end.
 
     Folders that ended processes left behind are removed, too.
     """
@@ -108,9 +109,15 @@ def working_folder(folder: Path, kind: str = WORK) -> Iterator[Path]:
     remove_leftovers(folder, kind)
     work = Path(tempfile.mkdtemp(prefix=f"{kind}-{_host()}-{os.getpid()}-", dir=folder))
     try:
+        lock = PathLock(work)
+    except OSError:  # not on every file system
+        lock = None
+    try:
         yield work
     finally:
         shutil.rmtree(work, ignore_errors=True)
+        if lock is not None:
+            lock.release()
 
 
 def private_folder() -> Path:
@@ -141,9 +148,20 @@ def remove_leftovers(folder: Path, kind: str) -> None:
                 continue
             is_gone = host == _host() and not _lives(int(process))
             is_old = status.st_mtime < time.time() - DEAD_SECONDS[kind]
-            if is_gone or (is_old and (kind == WORK or host != _host())):
+            if is_gone or (is_old and (kind == WORK or host != _host()) and not _is_locked(place)):
                 logger.info("removing '%s' of an ended process", place)
                 shutil.rmtree(place, ignore_errors=True)
+
+
+def _is_locked(folder: Path) -> bool:
+    """Return whether a process works in a folder, however old the clock makes it."""
+    try:
+        PathLock(folder).release()
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    return False
 
 
 def _lives(process: int) -> bool:
