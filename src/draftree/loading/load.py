@@ -80,6 +80,8 @@ def load_model(options: ModelOptions) -> LoadedModel:
             f"this process may map {limit >> 20} MiB of memory, and loading a model takes at least "
             f"{LEAST_ADDRESS_SPACE >> 20} MiB: raise the limit (ulimit -v)"
         )
+    if limit is not None:
+        torch.ones(1 << 20).sum()  # starts threads: libgomp ends the process where there is no memory for them later
     if is_remote(options.model):
         from draftree.loading.remote import load_remote
 
