@@ -8,7 +8,6 @@ one after a cached prefix, is left out.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
@@ -19,9 +18,8 @@ from torch import Tensor
 
 from draftree.core.tensors import to_host
 from draftree.drafters.base import SequenceView
-from draftree.drafters.tree_builder.builder import Stepper
-from draftree.drafters.tree_builder.head_stepper import MAX_UNREAD, Unread, common_length, drop_before
-from draftree.drafters.tree_builder.model_stepper import IDLE_ROUNDS, PREFILL_ROWS
+from draftree.drafters.tree_builder.head_stepper import FeatureSequence, FeatureStepper, Unread, common_length
+from draftree.drafters.tree_builder.model_stepper import PREFILL_ROWS
 from draftree.heads.base import BlockHead, BlockRows
 from draftree.models.memory import LOGIT_BYTES, Footprint
 from draftree.sampling.logits import Logits, SubsetLogits, TensorLogits, TokenSubset
@@ -154,17 +152,11 @@ class Levels:
     memory: Tensor | None
 
 
-@dataclass(slots=True)
-class BlockSequence:
-    """State of a sequence in a head. Mutated by `BlockStepper` and `TreeBuilder` only."""
+@dataclass(slots=True, kw_only=True)
+class BlockSequence(FeatureSequence):
+    """State of a sequence in a head that drafts all levels in one pass; `positions` are those of `kept`."""
 
-    view: SequenceView
     kept: KeptRows = field(default_factory=KeptRows)
-    positions: list[int] = field(default_factory=list)
-    """Positions of the kept rows, ascending."""
-    unread: list[Unread] = field(default_factory=list)
-    """Rows after them, ascending."""
-    fed: dict[int, int] = field(default_factory=dict)
     levels: Levels | None = None
     """Result of the last pass; of use as long as the text is the same."""
     depths: list[int] = field(default_factory=list)
@@ -172,18 +164,13 @@ class BlockSequence:
     memories: list[Tensor | None] = field(default_factory=list)
     """Memory of the bias after the text's last token and after each node."""
 
-    @property
-    def end(self) -> int:
-        """Position after the last row that is read or can be read."""
-        return self.unread[-1].end if self.unread else self.positions[-1] + 1 if self.positions else 0
-
     def has_levels(self) -> bool:
         """Return whether the last pass was for the present text."""
         return self.levels is not None and self.levels.length == len(self.view.history)
 
 
 @final
-class BlockStepper(Stepper[BlockSequence]):
+class BlockStepper(FeatureStepper[BlockSequence]):
     """Stepper for a head that drafts all levels in one pass."""
 
     def __init__(self, head: BlockHead, device: torch.device) -> None:
@@ -192,8 +179,6 @@ class BlockStepper(Stepper[BlockSequence]):
         self.max_depth = head.num_levels
         vocabulary = head.vocabulary
         self._subset = None if vocabulary.is_full else TokenSubset(vocabulary.ids.to(device), vocabulary.vocab_size)
-        self._idle_rounds = 0
-        """Number of rounds since the last tree."""
         self._last: tuple[Tensor, Tensor] | None = None
         """Tokens and states of the rows of the last logits."""
 
@@ -213,7 +198,7 @@ class BlockStepper(Stepper[BlockSequence]):
         """Do nothing: memory grows with the rows of each text."""
 
     def open(self, view: SequenceView) -> BlockSequence:
-        return BlockSequence(view)
+        return BlockSequence(view=view)
 
     def close(self, state: BlockSequence) -> None:
         state.kept, state.positions, state.unread, state.levels = KeptRows(), [], [], None
@@ -222,15 +207,12 @@ class BlockStepper(Stepper[BlockSequence]):
         shared = common_length(state.view.history, view.history)
         count = sum(position < shared for position in state.positions)
         unread = _below(state.unread, shared + 1 if count == len(state.positions) else 0)
-        return BlockSequence(view, state.kept.copy(count), state.positions[:count], unread)
+        kept = state.kept.copy(count)
+        return BlockSequence(view=view, kept=kept, positions=state.positions[:count], unread=unread)
 
-    def detach(self, state: BlockSequence) -> BlockSequence | None:
-        if not state.positions and not state.unread:
-            self.close(state)
-            return None
+    def _drop_tree(self, state: BlockSequence) -> None:
         self._forget_tree(state)
         state.levels = None
-        return state
 
     def attach(self, state: BlockSequence, view: SequenceView) -> BlockSequence:
         shared = common_length(state.view.history, view.history)
@@ -245,32 +227,7 @@ class BlockStepper(Stepper[BlockSequence]):
         assert len({id(state.kept) for state in states}) == len(states), "rows have one owner"
         for state in states:
             assert not self._head.config.num_layers or state.kept.length == len(state.positions), "a row is recorded"
-            ends = [*state.positions, *(place for piece in state.unread for place in range(piece.first, piece.end))]
-            assert all(a < b for a, b in itertools.pairwise(ends)), "positions ascend, unread ones come last"
-            assert not ends or ends[0] > 0, "the first token has no row: nothing is before it"
-
-    def learn(self, states: Sequence[BlockSequence], hidden: Sequence[Tensor | None]) -> None:
-        """Note the target's hidden states of the tokens that its slots have just gained.
-
-        Args:
-            hidden: shape (tokens, layers, hidden) for each; None for no tokens.
-        """
-        for state, rows in zip(states, hidden, strict=True):
-            slot = state.view.slot
-            if rows is None:
-                continue
-            assert slot is not None, "hidden states come from a slot of the target"
-            new = Unread(slot.length + 1 - len(rows), rows).between(max(1, state.end), slot.length + 1)
-            if new is not None:
-                state.unread.append(new)
-                if self._idle_rounds > IDLE_ROUNDS:
-                    drop_before(state.unread, new.end - MAX_UNREAD)
-
-    def read(self, states: Sequence[BlockSequence], counts: Sequence[int]) -> None:
-        """Read rows of prompts along with the target; nothing while no trees are requested."""
-        if self._idle_rounds <= IDLE_ROUNDS:
-            # the row of the last token is read with the first tree
-            self._read(states, [len(state.view.history) - 1 for state in states])
+            state.check_order()
 
     def is_ready(self, state: BlockSequence) -> bool:
         """Return whether the hidden states before the text's last token are known, and its length is in range."""

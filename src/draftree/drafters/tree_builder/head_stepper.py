@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import TypeVar, final
 
 import torch
 from torch import Tensor
@@ -113,38 +114,96 @@ def common_length(one: History, other: History) -> int:
     return int(differs.argmax()) if differs.any() else length
 
 
-@dataclass(slots=True)
-class HeadedSequence:
-    """State of a sequence in a head. Mutated by `HeadStepper` and `TreeBuilder` only."""
+@dataclass(slots=True, kw_only=True)
+class FeatureSequence:
+    """State of a sequence in a head. Mutated by its stepper and `TreeBuilder` only."""
 
     view: SequenceView
-    slot: KVSlot
     positions: list[int] = field(default_factory=list)
-    """Positions of the rows of the slot's prefix, ascending."""
+    """Positions of the rows that the head keeps, ascending."""
     unread: list[Unread] = field(default_factory=list)
     """Rows after them, ascending."""
     fed: dict[int, int] = field(default_factory=dict)
-    num_fed: int = 0
-    """Tentative rows of the slot."""
-    before: Tensor | None = None
-    """States before the children of the text's last token and of each tentative row; None without a tree."""
 
     @property
     def end(self) -> int:
         """Position after the last row that is read or can be read."""
         return self.unread[-1].end if self.unread else self.positions[-1] + 1 if self.positions else 0
 
+    def check_order(self) -> None:
+        """Raise AssertionError unless the rows are in order."""
+        ends = [*self.positions, *(place for piece in self.unread for place in range(piece.first, piece.end))]
+        assert all(a < b for a, b in itertools.pairwise(ends)), "positions ascend, unread ones come last"
+        assert not ends or ends[0] > 0, "the first token has no row: nothing is before it"
+
+
+FeatureState = TypeVar("FeatureState", bound=FeatureSequence)
+
+
+class FeatureStepper(Stepper[FeatureState]):
+    """Stepper for a head that reads hidden states of the target."""
+
+    _idle_rounds = 0
+    """Number of rounds since the last tree."""
+
+    @abstractmethod
+    def _read(self, states: Sequence[FeatureState], ends: Sequence[int]) -> None:
+        """Read unread rows below these positions."""
+
+    @abstractmethod
+    def _drop_tree(self, state: FeatureState) -> None:
+        """Drop the tree, and what depends on the text of the next one."""
+
+    def detach(self, state: FeatureState) -> FeatureState | None:
+        if not state.positions and not state.unread:
+            self.close(state)
+            return None
+        self._drop_tree(state)
+        return state
+
+    def learn(self, states: Sequence[FeatureState], hidden: Sequence[Tensor | None]) -> None:
+        """Note the target's hidden states of the tokens that its slots have just gained.
+
+        Args:
+            hidden: shape (tokens, layers, hidden) for each; None for no tokens.
+        """
+        for state, rows in zip(states, hidden, strict=True):
+            if rows is None:
+                continue
+            slot = state.view.slot
+            assert slot is not None, "hidden states come from a slot of the target"
+            new = Unread(slot.length + 1 - len(rows), rows).between(max(1, state.end), slot.length + 1)
+            if new is not None:
+                state.unread.append(new)
+                if self._idle_rounds > IDLE_ROUNDS:
+                    drop_before(state.unread, new.end - MAX_UNREAD)
+
+    def read(self, states: Sequence[FeatureState], counts: Sequence[int]) -> None:
+        """Read rows of prompts along with the target; nothing while no trees are requested."""
+        if self._idle_rounds <= IDLE_ROUNDS:
+            # the row of the last token is read with the first tree, which needs its state
+            self._read(states, [len(state.view.history) - 1 for state in states])
+
+
+@dataclass(slots=True, kw_only=True)
+class HeadedSequence(FeatureSequence):
+    """State of a sequence in a head with a slot; `positions` are those of its prefix."""
+
+    slot: KVSlot
+    num_fed: int = 0
+    """Tentative rows of the slot."""
+    before: Tensor | None = None
+    """States before the children of the text's last token and of each tentative row; None without a tree."""
+
 
 @final
-class HeadStepper(Stepper[HeadedSequence]):
+class HeadStepper(FeatureStepper[HeadedSequence]):
     """Stepper for a head that drafts level by level."""
 
     def __init__(self, passes: HeadPasses) -> None:
         self._passes = passes
         self.max_length = self.max_depth = passes.head.config.max_length
         self._block = max(1, self.max_length // 2)
-        self._idle_rounds = 0
-        """Number of rounds since the last tree."""
 
     @property
     def footprint(self) -> Footprint:
@@ -154,7 +213,7 @@ class HeadStepper(Stepper[HeadedSequence]):
         self._passes.pool.reserve(num_sequences, length)
 
     def open(self, view: SequenceView) -> HeadedSequence:
-        return HeadedSequence(view, self._passes.pool.open())
+        return HeadedSequence(view=view, slot=self._passes.pool.open())
 
     def close(self, state: HeadedSequence) -> None:
         self._passes.pool.close(state.slot)
@@ -165,14 +224,10 @@ class HeadStepper(Stepper[HeadedSequence]):
         count = bisect.bisect_left(state.positions, shared)
         unread = self._unread_of(state, shared)
         slot = self._passes.pool.fork(state.slot, count)
-        return HeadedSequence(view, slot, state.positions[:count], unread)
+        return HeadedSequence(view=view, slot=slot, positions=state.positions[:count], unread=unread)
 
-    def detach(self, state: HeadedSequence) -> HeadedSequence | None:
-        if not state.positions and not state.unread:
-            self.close(state)
-            return None
+    def _drop_tree(self, state: HeadedSequence) -> None:
         self._cut(state, len(state.positions))
-        return state
 
     def attach(self, state: HeadedSequence, view: SequenceView) -> HeadedSequence:
         shared = common_length(state.view.history, view.history)
@@ -206,28 +261,8 @@ class HeadStepper(Stepper[HeadedSequence]):
         for state in states:
             assert state.slot.length == len(state.positions), "every row of the prefix has a position"
             assert state.slot.num_tentative == state.num_fed, "every tentative row is counted"
-            ends = [*state.positions, *(place for piece in state.unread for place in range(piece.first, piece.end))]
-            assert all(a < b for a, b in itertools.pairwise(ends)), "positions ascend, unread ones come last"
-            assert not ends or ends[0] > 0, "the first token has no row: nothing is before it"
+            state.check_order()
             assert len(state.positions) <= 2 * self._block, "a slot holds a window"
-
-    def learn(self, states: Sequence[HeadedSequence], hidden: Sequence[Tensor | None]) -> None:
-        for state, rows in zip(states, hidden, strict=True):
-            if rows is None:
-                continue
-            slot = state.view.slot
-            assert slot is not None, "hidden states come from a slot of the target"
-            new = Unread(slot.length + 1 - len(rows), rows).between(max(1, state.end), slot.length + 1)
-            if new is not None:
-                state.unread.append(new)
-                if self._idle_rounds > IDLE_ROUNDS:
-                    drop_before(state.unread, new.end - MAX_UNREAD)
-
-    def read(self, states: Sequence[HeadedSequence], counts: Sequence[int]) -> None:
-        """Read rows of prompts along with the target; nothing while no trees are requested."""
-        if self._idle_rounds <= IDLE_ROUNDS:
-            # the row of the last token is read with the first tree, which needs its state
-            self._read(states, [len(state.view.history) - 1 for state in states])
 
     def is_ready(self, state: HeadedSequence) -> bool:
         return state.end == len(state.view.history)
@@ -292,7 +327,7 @@ class HeadStepper(Stepper[HeadedSequence]):
     def keep(self, states: Sequence[HeadedSequence], paths: Sequence[Sequence[int]]) -> None:
         self._idle_rounds += 1
         for state in states:
-            self._cut(state, len(state.positions))
+            self._drop_tree(state)
 
     def _read(self, states: Sequence[HeadedSequence], ends: Sequence[int]) -> None:
         """Read unread rows below these positions."""
