@@ -115,17 +115,19 @@ def card_of(method: Method, *, states_lossless: bool) -> MethodCard:
     found = find_spec(method.module)
     assert found is not None, "a method was found by its file"
     body, config = class_and_config(ast.parse(Path(str(found.origin)).read_text(encoding="utf-8")))
-    options = tuple(option_of(line) for line in config.body if isinstance(line, ast.AnnAssign))
+    lines = [] if config is None else config.body
+    options = tuple(option_of(line) for line in lines if isinstance(line, ast.AnnAssign))
     return MethodCard(method.name, method.summary, is_lossless(body) if states_lossless else None, options)
 
 
-def class_and_config(tree: ast.Module) -> tuple[ast.ClassDef, ast.ClassDef]:
-    for outer in tree.body:
-        if isinstance(outer, ast.ClassDef):
-            for inner in outer.body:
-                if isinstance(inner, ast.ClassDef) and inner.name == "Config":
-                    return outer, inner
-    raise AssertionError("a method's file has a class with a Config")
+def class_and_config(tree: ast.Module) -> tuple[ast.ClassDef, ast.ClassDef | None]:
+    """Return the class of a method's file, which has a `Config` or is the first final one, without options."""
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    for outer in classes:
+        for inner in outer.body:
+            if isinstance(inner, ast.ClassDef) and inner.name == "Config":
+                return outer, inner
+    return next(own for own in classes if any(ast.unparse(use) == "final" for use in own.decorator_list)), None
 
 
 def is_lossless(verifier: ast.ClassDef) -> bool:

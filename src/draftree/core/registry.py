@@ -47,6 +47,11 @@ class Method:
     summary: str
 
 
+@dataclass(frozen=True, slots=True)
+class NoOptions:
+    """No options."""
+
+
 class Registry(Generic[Base]):
     """The methods of one seam. `base` is "module:Class"; `kind` is the noun for a method in messages."""
 

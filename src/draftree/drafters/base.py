@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 from torch import Tensor
 
 from draftree.core.errors import ConfigurationError
+from draftree.core.registry import NoOptions
 from draftree.core.tree import EMPTY, Draw, TokenTree
 from draftree.core.types import MAX_NODES, Budget, DraftPart, Verdict
 from draftree.drafters.learning.store import LearningStore
@@ -172,10 +173,10 @@ class Observation(Generic[State]):
 class Drafter(Generic[State]):
     """Drafter: proposes token trees. Built as `cls(config, context)`.
 
-    A subclass has a frozen dataclass `Config` and implements `draft_one`. All else has defaults.
+    A subclass has a frozen dataclass `Config` if it has options, and implements `draft_one`. All else has defaults.
     """
 
-    Config: ClassVar[type]
+    Config: ClassVar[type] = NoOptions
     part_seconds: tuple[float, ...] = ()
     """Costs of each part in the last `draft`, set by drafters that combine several."""
 

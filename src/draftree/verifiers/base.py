@@ -19,6 +19,7 @@ from torch import Tensor
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.noise import Noise
+from draftree.core.registry import NoOptions
 from draftree.core.tree import ROOT, Draw, TokenTree, is_chain
 from draftree.core.types import Verdict
 from draftree.sampling.distributions import NodeDistributions
@@ -89,7 +90,7 @@ class Guarantee(enum.StrEnum):
 class Verifier(ABC):
     """Selects the accepted part of a tree. Constructed as `cls(config)`."""
 
-    Config: ClassVar[type]
+    Config: ClassVar[type] = NoOptions
     accepts: ClassVar[frozenset[Draw]]
     """The draws under which the rule is correct."""
     chains_only: ClassVar[bool] = False
@@ -151,6 +152,16 @@ def deepest_path(tree: TokenTree, is_kept: Callable[[int], bool]) -> list[int]:
             if depth_of[node] > depth_of[deepest]:
                 deepest = node
     return tree.path(deepest)
+
+
+def follow_picks(tree: TokenTree, distributions: NodeDistributions) -> Verdict:
+    """Descend while the target's pick is a child, and write the pick at the end.
+
+    Twins (equal tokens under one parent) are both followed; the deeper one is kept.
+    """
+    picks = distributions.picks()
+    path = deepest_path(tree, lambda node: picks[tree.parents[node] + 1] == tree.tokens[node])
+    return Verdict(tuple(path), picks[path[-1] + 1 if path else 0])
 
 
 WITH_DISTRIBUTIONS = frozenset({Draw.IID, Draw.POINT, Draw.WITHOUT_REPLACEMENT})

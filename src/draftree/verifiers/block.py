@@ -16,7 +16,6 @@ generalization to trees.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, final
 
 from draftree.core.tree import Draw, TokenTree
@@ -38,10 +37,6 @@ from draftree.verifiers.base import (
 @final
 class Block(Verifier):
     """One coin for every prefix of the chain, longest first."""
-
-    @dataclass(frozen=True, slots=True)
-    class Config:
-        """No options."""
 
     accepts: ClassVar[frozenset[Draw]] = frozenset({Draw.IID, Draw.POINT})
     chains_only: ClassVar[bool] = True

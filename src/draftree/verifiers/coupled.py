@@ -14,29 +14,21 @@ less than the sum of min(T, D) that `token` reaches, so a single chain at high t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, final
 
 from draftree.core.tree import Draw, TokenTree
 from draftree.core.types import Verdict
 from draftree.sampling.distributions import NodeDistributions
-from draftree.verifiers.base import RandomSource, Verifier, deepest_path
+from draftree.verifiers.base import RandomSource, Verifier, follow_picks
 
 
 @final
 class Coupled(Verifier):
     """Descends while the pick is a child; independent of draft distributions, hence takes all draws."""
 
-    @dataclass(frozen=True, slots=True)
-    class Config:
-        """No options."""
-
     accepts: ClassVar[frozenset[Draw]] = frozenset(Draw)
     shares_noise: ClassVar[bool] = True
     follows_picks: ClassVar[bool] = True
 
     def verify(self, tree: TokenTree, distributions: NodeDistributions, random: RandomSource) -> Verdict:
-        """Follow the picks. Twins (equal tokens under one parent) are both followed; the deeper one is kept."""
-        picks = distributions.picks()
-        path = deepest_path(tree, lambda node: picks[tree.parents[node] + 1] == tree.tokens[node])
-        return Verdict(tuple(path), picks[path[-1] + 1 if path else 0])
+        return follow_picks(tree, distributions)

@@ -13,7 +13,6 @@ distribution and need `recursive`, which accepts more: repeated independent draw
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, final
 
 from draftree.core.tree import Draw, TokenTree
@@ -25,10 +24,6 @@ from draftree.verifiers.base import RandomSource, Verifier, walk_siblings
 @final
 class Multistep(Verifier):
     """One coin per child; the draft distribution stays unchanged after a rejection."""
-
-    @dataclass(frozen=True, slots=True)
-    class Config:
-        """No options."""
 
     accepts: ClassVar[frozenset[Draw]] = frozenset({Draw.IID, Draw.POINT})
     needs_distributions: ClassVar[bool] = True

@@ -16,7 +16,6 @@ trees.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, final
 
 from draftree.core.tree import Draw, TokenTree
@@ -28,10 +27,6 @@ from draftree.verifiers.base import WITH_DISTRIBUTIONS, RandomSource, Verifier, 
 @final
 class Recursive(Verifier):
     """One coin per child; a drawn token is removed from the draft distribution."""
-
-    @dataclass(frozen=True, slots=True)
-    class Config:
-        """No options."""
 
     accepts: ClassVar[frozenset[Draw]] = WITH_DISTRIBUTIONS
     needs_distributions: ClassVar[bool] = True

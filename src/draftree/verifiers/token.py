@@ -14,7 +14,6 @@ Children selected by rank are not draws, and would bias the text.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, final
 
 from draftree.core.tree import Draw, TokenTree
@@ -35,10 +34,6 @@ from draftree.verifiers.base import (
 @final
 class Token(Verifier):
     """One coin per token; the first rejection ends the walk."""
-
-    @dataclass(frozen=True, slots=True)
-    class Config:
-        """No options."""
 
     accepts: ClassVar[frozenset[Draw]] = frozenset({Draw.IID, Draw.POINT})
     chains_only: ClassVar[bool] = True

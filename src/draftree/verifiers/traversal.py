@@ -15,7 +15,6 @@ replacement whose siblings share one distribution, and point draws; all in draw 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar, final
 
 from draftree.core.tree import ROOT, Draw, TokenTree
@@ -38,10 +37,6 @@ from draftree.verifiers.base import (
 @final
 class Traversal(Verifier):
     """One coin for every node, children before parents."""
-
-    @dataclass(frozen=True, slots=True)
-    class Config:
-        """No options."""
 
     accepts: ClassVar[frozenset[Draw]] = WITH_DISTRIBUTIONS
     needs_distributions: ClassVar[bool] = True

@@ -138,9 +138,6 @@ class AheadDrafter(Drafter[AheadSequence]):
             once, and what it returns ends drafting ahead.
     """
 
-    class Config:
-        """A wrapper has no options of its own; `ahead` is one of the wrapped drafter."""
-
     def __init__(
         self,
         drafter: Drafter[Any],

@@ -44,9 +44,6 @@ class MergedDrafter(Drafter[MergedSequence]):
         clock: what `part_seconds` are read from.
     """
 
-    class Config:
-        """A wrapper has no options of its own."""
-
     def __init__(
         self,
         drafters: Sequence[Drafter[Any]],
