@@ -116,7 +116,7 @@ async def test_a_request_that_is_cancelled_as_it_is_admitted_returns_its_place()
     gate = Gate(max_running=1, max_waiting=2)
     async with gate.enter("a"):
         made = await clients(gate, "bc")
-    assert gate.running_of("b") == 1  # admitted, but its task did not run yet
+    assert gate.num_places == 1  # admitted, but its task did not run yet
     assert made[0].waited is None
     made[0].task.cancel()
     await settle()

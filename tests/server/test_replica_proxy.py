@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from draftree.serve.errors import closed_error
+from draftree.serve.errors import unavailable
 from draftree.serve.ray.proxy import (
     GENERATING,
     DivergedError,
@@ -512,7 +512,7 @@ def test_errors_have_the_form_of_the_protocol(path: str) -> None:
     assert "no replica" in (error if isinstance(error, str) else error["message"])
     status, _, whole = ask(Scripted(*([[LOST]] * 200)), {"prompt": "x"}, path=path, retry=IMPATIENT)
     assert (status, json.loads(whole)["error"]) == (503, error)
-    ending = closed_error()
+    ending = unavailable("shutting_down")
     ending.shape = GENERATING[path].shape
     refusal = f"{json.dumps(ending.body())}\n" if kind is LINES else f"{sse(ending.body())}\n\n"
     replicas = Scripted(

@@ -32,7 +32,6 @@ VARIABLE = "DRAFTREE_API_KEYS"
 KEY = re.compile(r"[!-~]{8,256}", re.ASCII)
 KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 MAX_PARTS = 3
-"""Name, key and models of a line."""
 
 
 @final
@@ -128,9 +127,7 @@ def _models(text: str, place: str, names: Mapping[str, str]) -> frozenset[str]:
 
 PUBLIC_PATHS = frozenset({"/", "/health", "/ready", "/version"})
 PUBLIC_FOLDER = "/page/"
-"""Static files of the page; what the page shows needs a key."""
 KEY_HEADER = b"x-api-key"
-"""Where clients of Anthropic's API send their key."""
 HEADERS = {
     b"content-security-policy": b"default-src 'self'; frame-ancestors 'none'",
     b"x-content-type-options": b"nosniff",
@@ -144,7 +141,8 @@ class Authentication:
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not is_public(scope["path"]):
+        is_public = scope["type"] != "http" or scope["path"] in PUBLIC_PATHS or scope["path"].startswith(PUBLIC_FOLDER)
+        if not is_public:
             headers = dict(reversed(scope["headers"]))
             given = headers.get(b"authorization")
             if given is None and KEY_HEADER in headers:
@@ -155,10 +153,6 @@ class Authentication:
                 await refuse(scope, receive, send, error=error)
                 return
         await self._app(scope, receive, send)
-
-
-def is_public(path: str) -> bool:
-    return path in PUBLIC_PATHS or path.startswith(PUBLIC_FOLDER)
 
 
 class HostCheck:

@@ -27,7 +27,6 @@ PHASES = 1024
 BETA = 9.0
 """Shape of the Kaiser window: side lobes of -90 dB."""
 STEP = 2**20
-"""Weights of one step, which bounds the memory."""
 
 
 @final
@@ -99,9 +98,7 @@ PCM = 1
 FLOAT = 3
 EXTENSIBLE = 0xFFFE
 WIDTHS = {PCM: (1, 2, 3, 4), FLOAT: (4, 8)}
-"""Bytes of a sample by format."""
 UNKNOWN_SIZES = (0, 0xFFFFFFFF)
-"""Sizes in the headers of files that were written to a pipe."""
 
 
 class WavFormatError(Exception):
@@ -111,10 +108,6 @@ class WavFormatError(Exception):
         super().__init__(message)
         self.is_damaged = is_damaged
         """Whether no other program could read it either."""
-
-
-def is_wav(data: bytes) -> bool:
-    return data[:4] == b"RIFF" and data[8:12] == b"WAVE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +193,6 @@ def _format(chunk: bytes) -> tuple[int, int, int, int]:
 
 MIN_RATE, MAX_RATE = 1000, 768_000
 BLOCK = 2**18
-"""Samples of all channels that are decoded at once."""
 
 
 def read_sound(data: bytes, rate: int, *, max_seconds: float = math.inf) -> np.ndarray:
@@ -231,7 +223,7 @@ def read_sound(data: bytes, rate: int, *, max_seconds: float = math.inf) -> np.n
 
 def _blocks(data: bytes) -> Iterator[Any]:
     """Yield the samples per second, and then blocks of samples of shape (samples, channels)."""
-    if is_wav(data):
+    if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
         try:
             file = WavFile.read(data)
         except WavFormatError as error:
@@ -307,7 +299,7 @@ def segments_json(
             "tokens": list(done.token_ids[one.first : one.last]),
             "temperature": temperature,
             "avg_logprob": _mean([entry.logprob for entry in (done.logprobs or ())[one.first : one.last]]),
-            "compression_ratio": _compression_ratio(one.text),
+            "compression_ratio": len(raw) / len(zlib.compress(raw)) if (raw := one.text.encode()) else 1.0,
             "no_speech_prob": no_speech,
         }
         for number, one in enumerate(segments)
@@ -316,8 +308,3 @@ def segments_json(
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
-
-
-def _compression_ratio(text: str) -> float:
-    raw = text.encode("utf-8")
-    return len(raw) / len(zlib.compress(raw)) if raw else 1.0

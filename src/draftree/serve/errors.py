@@ -6,7 +6,7 @@ A response never contains a path, a traceback or the text of an unexpected excep
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -32,7 +32,6 @@ from draftree.serve.records import record_of
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1
-"""`Retry-After` of a full queue."""
 TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -95,8 +94,7 @@ def shaped_route(shape: Shape) -> type[APIRoute]:
                 try:
                     return await handle(request)
                 except (ApiError, DraftreeError, RequestValidationError) as error:
-                    is_wrong = isinstance(error, RequestValidationError)
-                    known = validation_error(error) if is_wrong else api_error(error)  # type: ignore[arg-type]
+                    known = api_error(error)
                     known.shape = shape
                     raise known from error
 
@@ -113,21 +111,19 @@ def api_error(error: BaseException) -> ApiError:
     """Return the response for any exception. An unexpected one is logged, and its text is not shown."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, RequestValidationError):
+        return validation_error(error)
     if isinstance(error, InvalidRequestError | UnsatisfiableError):
         return request_error(error, getattr(error, "param", None))
     if isinstance(error, QueueFullError):
         return ApiError(429, str(error), code="queue_full", headers={"Retry-After": str(RETRY_SECONDS)})
     if isinstance(error, EngineClosedError):
-        return closed_error()
-    if isinstance(error, RankError):
-        logger.error("a request failed: %s", error)
-        return lost_error()
-    if isinstance(error, UnreachableError):
-        logger.error("a request failed: %s", error)
-        return far_error()
+        return unavailable("shutting_down")
     if isinstance(error, DraftreeError):
         # its message may name files of this machine
         logger.error("a request failed: %s", error)
+        if isinstance(error, RankError | UnreachableError):
+            return unavailable("process_lost" if isinstance(error, RankError) else "verify_server_lost")
         return ApiError(500, "the generation failed; the server's log has the reason", code="generation_failed")
     logger.error("an unexpected error", exc_info=error)
     return ApiError(500, UNEXPECTED, code="internal_error")
@@ -138,41 +134,27 @@ def request_error(error: InvalidRequestError | UnsatisfiableError, param: str | 
     return invalid(str(error), param, code=code)
 
 
-def closed_error() -> ApiError:
-    return ApiError(
-        503,
-        "the server is shutting down and accepts no requests: retry on another server, or later",
-        code="shutting_down",
-        headers={"Retry-After": "5"},
-    )
+UNAVAILABLE = {
+    "shutting_down": "the server is shutting down and accepts no requests: retry on another server, or later",
+    "process_lost": (
+        "a process that computes the model ended, and the server ends with it: retry on another server, or later"
+    ),
+    "verify_server_lost": "the verify server that holds the model does not answer: retry later",
+    "loading": "the models are still loading: retry after the time in Retry-After",
+    "no_replica": "no replica could complete this request: repeat it later",
+}
 
 
-def lost_error() -> ApiError:
-    return ApiError(
-        503,
-        "a process that computes the model ended, and the server ends with it: retry on another server, or later",
-        code="process_lost",
-        headers={"Retry-After": "5"},
-    )
-
-
-def far_error() -> ApiError:
-    return ApiError(
-        503,
-        "the verify server that holds the model does not answer: retry later",
-        code="verify_server_lost",
-        headers={"Retry-After": "5"},
-    )
-
-
-def loading_error() -> ApiError:
-    text = "the models are still loading: retry after the time in Retry-After"
-    return ApiError(503, text, code="loading", headers={"Retry-After": "5"})
+def unavailable(code: str) -> ApiError:
+    """Return an error of the status 503."""
+    return ApiError(503, UNAVAILABLE[code], code=code, headers={"Retry-After": "5"})
 
 
 def validation_error(error: RequestValidationError) -> ApiError:
     """Return the error of the first wrong field, with its dotted path as `param`."""
-    first = _most_specific(error.errors())
+    errors = error.errors()
+    # each alternative of a field has an error of its own: the deepest one is of the alternative that was meant
+    first = max((one for one in errors if one["loc"][:2] == errors[0]["loc"][:2]), key=lambda one: len(one["loc"]))
     kind, place = first["type"], list(first["loc"][1:])
     if kind == "json_invalid":
         return invalid("the body is not valid JSON: send one JSON object", None, code="invalid_json")
@@ -186,12 +168,6 @@ def validation_error(error: RequestValidationError) -> ApiError:
         return invalid(f"the field '{path}' is missing: it is required", path, code="missing_required_parameter")
     reason = str(first["msg"]).removeprefix("Value error, ")
     return invalid(f"'{path}' is refused: {reason[:1].lower()}{reason[1:]}", path)
-
-
-def _most_specific(errors: Sequence[Any]) -> Any:
-    """Return the deepest error of the first wrong field: each alternative of a field has an error of its own."""
-    first = errors[0]["loc"][:2]
-    return max((error for error in errors if error["loc"][:2] == first), key=lambda error: len(error["loc"]))
 
 
 def dotted(place: list[Any]) -> str:
@@ -210,25 +186,13 @@ UNION_MEMBERS = frozenset({"str", "int", "float", "bool", "dict", "list", "const
 
 
 def add_handlers(app: FastAPI) -> None:
-    def answer(request: Request, error: ApiError) -> Response:
-        record_of(request.scope).error = error.code or error.type
-        return error.response()
+    async def answer(request: Request, error: Exception) -> Response:
+        known = _http_error(request, error) if isinstance(error, HTTPException) else api_error(error)
+        record_of(request.scope).error = known.code or known.type
+        return known.response()
 
-    async def known(request: Request, error: Exception) -> Response:
-        return answer(request, api_error(error))
-
-    async def wrong_body(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        return answer(request, validation_error(error))
-
-    async def http(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        return answer(request, _http_error(request, error))
-
-    app.add_exception_handler(ApiError, known)
-    app.add_exception_handler(DraftreeError, known)
-    app.add_exception_handler(RequestValidationError, wrong_body)
-    app.add_exception_handler(HTTPException, http)
+    for kind in (ApiError, DraftreeError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, answer)
     app.add_middleware(UnexpectedErrors)
 
 

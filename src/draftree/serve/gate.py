@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from draftree.core.host import SYSTEM_CLOCK, Clock
-from draftree.serve.errors import ApiError, closed_error
+from draftree.serve.errors import ApiError, unavailable
 
 MAX_RETRY_SECONDS = 60
 SMOOTHING = 0.1
@@ -52,7 +52,6 @@ class Gate:
         self.is_closed = False
         self._clock = clock
         self._running: Counter[str] = Counter()
-        """Places taken, by key."""
         self._num_running = 0
         self._queues: dict[str, list[Ticket]] = {}
         """Waiting requests by key, each in order of service; the key that was served longest ago first."""
@@ -69,9 +68,6 @@ class Gate:
     @property
     def num_waiting(self) -> int:
         return sum(map(len, self._queues.values()))
-
-    def running_of(self, key: str) -> int:
-        return self._running[key]
 
     @asynccontextmanager
     async def enter(self, key: str, *, texts: int = 1, priority: int = 0) -> AsyncIterator[Ticket]:
@@ -91,7 +87,7 @@ class Gate:
         self.is_closed = True
         for queue in self._queues.values():
             for ticket in queue:
-                _refuse(ticket, closed_error())
+                _refuse(ticket, unavailable("shutting_down"))
         self._queues.clear()
 
     def retry_seconds(self) -> int:
@@ -104,7 +100,7 @@ class Gate:
 
     async def _wait(self, ticket: Ticket) -> None:
         if self.is_closed:
-            raise closed_error()
+            raise unavailable("shutting_down")
         if not self._queues.get(ticket.key) and self._next_key() is None and self._fits(ticket):
             self._take(ticket)
             return

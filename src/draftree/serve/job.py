@@ -46,7 +46,6 @@ class Job:
         self.drops_text = False
         """Whether only the prompt is wanted; the generated token is not counted."""
         self.first_time: float | None = None
-        """When the first text arrived, on the server's clock."""
 
     @classmethod
     async def start(

@@ -41,7 +41,9 @@ class BodyLimit:
             async with asyncio.timeout(self._timeout):
                 body = await self._read(receive)
         except TimeoutError:
-            await refuse(scope, receive, send, error=self._too_slow())
+            text = f"the body did not arrive within {self._timeout:g} s: send it at once"
+            error = ApiError(408, text, code="body_timeout", headers=CLOSE)
+            await refuse(scope, receive, send, error=error)
             return
         except TooLargeError as error:
             await self._refuse_large(scope, receive, send, has_more=error.has_more)
@@ -92,10 +94,6 @@ class BodyLimit:
                 while has_more:
                     has_more = (await receive()).get("more_body", False)  # not in a disconnect
         await send({"type": "http.response.body", "body": b""})
-
-    def _too_slow(self) -> ApiError:
-        text = f"the body did not arrive within {self._timeout:g} s: send it at once"
-        return ApiError(408, text, code="body_timeout", headers=CLOSE)
 
 
 class TimeLimit:

@@ -29,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 BACKLOG = 2048
 MANY = 2**20
-"""As good as no limit of connections or descriptors."""
 NOTICE_SECONDS = 60.0
 FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-type: text/plain\r\n"

@@ -21,7 +21,6 @@ LOGGERS = ("draftree", "uvicorn.error")
 HEADER = b"x-request-id"
 TRACEPARENT = b"traceparent"
 PROBES = frozenset({"/health", "/ready", "/metrics"})
-"""Paths that monitors poll; they are logged at level debug."""
 DIGITS = 6
 
 

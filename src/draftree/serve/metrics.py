@@ -29,13 +29,11 @@ from draftree.serve.records import RequestRecord
 from draftree.version import __version__
 
 WINDOW_SECONDS = 5.0
-"""Span of the rates in the status."""
 WINDOW_ROUNDS = 1024
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
 PHASES = ("plan", "draft", "score", "verify", "commit")
 OTHER = "other"
-"""Endpoint of requests without a route, and model of requests without one."""
 
 
 @final
@@ -172,15 +170,11 @@ class ModelMeter:
 class RequestMeter:
     def __init__(self) -> None:
         self.by_status: Counter[tuple[str, str, int]] = Counter()
-        """By endpoint, model and status."""
         self.finish_reasons: Counter[tuple[str, str]] = Counter()
-        """By model and reason."""
         self.num_disconnected = 0
         self.queue_seconds = Histogram()
         self.first_token: dict[tuple[str, str], Histogram] = {}
-        """By model and drafter."""
         self.duration: dict[tuple[str, str], Histogram] = {}
-        """By model and drafter."""
 
     def observe(self, record: RequestRecord) -> None:
         self.by_status[record.endpoint or OTHER, record.model or OTHER, record.status or 500] += 1
@@ -256,7 +250,6 @@ def learning_metrics(models: Iterable[tuple[str, AsyncLLM]]) -> Iterator[Metric]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Labels = tuple[str, ...]
 VLLM_ENGINE = "0"
-"""The engine label of vLLM's metrics."""
 
 
 @dataclass(frozen=True, slots=True)

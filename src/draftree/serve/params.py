@@ -30,7 +30,6 @@ from draftree.serve.schema import (
 from draftree.serve.settings import ServerSettings
 
 COMPLETION_TOKENS = 16
-"""Default `max_tokens` of plain completions, as in OpenAI's API."""
 SAME_NAME = (
     "n",
     "temperature",
@@ -61,7 +60,6 @@ SAME_NAME = (
 )
 """Fields with the library's name and meaning; null means the library's default, which is OpenAI's."""
 Named = tuple[str, Any]
-"""A library parameter and its value."""
 Checked = tuple[RequestOptions, dict[str, str]]
 """The options of a request, and the body's field of each library parameter that has another name there."""
 
@@ -305,13 +303,9 @@ async def within_limits(
     kept, lengths = options.truncate_prompt_tokens, [0 if isinstance(one, FeatureSource) else len(one) for one in ids]
     longest = max((one if kept is None or kept < 0 else min(kept, one) for one in lengths), default=0)
     if settings.max_prompt_tokens is not None and longest > settings.max_prompt_tokens:
-        raise _too_long(longest, settings.max_prompt_tokens)
+        text = f"the prompt has {longest} tokens: this server allows at most {settings.max_prompt_tokens}; shorten it"
+        raise invalid(text, None, code="context_length_exceeded")
     if settings.max_completion_tokens is not None and options.max_tokens is None:
         room = max(1, model.max_context - longest)
         options = dataclasses.replace(options, max_tokens=min(settings.max_completion_tokens, room))
     return options, ids
-
-
-def _too_long(count: int, limit: int) -> ApiError:
-    text = f"the prompt has {count} tokens: this server allows at most {limit}; shorten it"
-    return invalid(text, None, code="context_length_exceeded")

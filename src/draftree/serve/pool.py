@@ -19,7 +19,7 @@ from draftree.loading.loaded import LoadedModel
 from draftree.models.memory import free_memory
 from draftree.parallel.children import start_ranks
 from draftree.parallel.entry import load_divided
-from draftree.serve.errors import ApiError, loading_error
+from draftree.serve.errors import ApiError, unavailable
 from draftree.serve.logprobs import TokenTexts, token_texts
 from draftree.serve.settings import ModelChoice, ServerSettings
 from draftree.text.tokenizer import Tokenizer
@@ -120,7 +120,7 @@ class ModelPool:
     def get(self, name: str | None, viewer: Viewer | None = None) -> ServedModel:
         """Return a model by name or alias; for None the first one that the client may use."""
         if not self.is_open:
-            raise loading_error()
+            raise unavailable("loading")
         if name is None:
             name = next((model.name for model in self.visible(viewer)), "")
         model = self._by_name.get(name)

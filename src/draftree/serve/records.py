@@ -22,14 +22,11 @@ class ApiKey:
 
 
 ANONYMOUS = ApiKey("anonymous")
-"""The key of every request if no keys are configured."""
 
 
 STATE_NAME = "draftree_record"
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
-"""Request ids of clients that are kept; others are replaced."""
 CLIENT_CLOSED = 499
-"""Status in logs and metrics of a request whose client left before the response."""
 MAX_WARNINGS = 16
 MAX_WARNING_CHARS = 256
 """`Warning` headers of one response, and their length: proxies limit the size of all headers."""

@@ -20,7 +20,6 @@ from draftree.serve.schema import SamplingBody
 from draftree.version import __version__
 
 PREDICTION = "prediction"
-"""The drafter that reads predictions."""
 
 
 def usage_json(job: Job) -> dict[str, Any]:

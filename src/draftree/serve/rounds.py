@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from draftree.serve.pool import ServedModel
 
 KEPT = 256
-"""Rounds that a reader can be late."""
 PAUSE_SECONDS = 0.02
 """Shortest time between two batches of one reader: many short rounds are sent together."""
 RETRY_SECONDS = 30

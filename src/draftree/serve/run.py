@@ -54,7 +54,6 @@ class DrainingServer(uvicorn.Server):
         self.server = server
         self.signal: int | None = None
         self.is_clean = True
-        """Whether all requests finished."""
         self._drain_timeout = drain_timeout
 
     @property

@@ -213,9 +213,7 @@ ELSEWHERE: Mapping[str, Mapping[str, Effect]] = {
         "ttl": ignored(_LOADED),
     },
 }
-"""Fields of all endpoints that generate, by the server that defines them."""
 SHARED: Mapping[str, Effect] = {name: effect for fields in ELSEWHERE.values() for name, effect in fields.items()}
-"""The same fields without their servers."""
 CHAT: Mapping[str, Effect] = {
     "add_special_tokens": refused("the chat template writes the special tokens", False),
     "audio": refused(_TEXT_ONLY),
@@ -230,7 +228,6 @@ CHAT: Mapping[str, Effect] = {
     "suffix": refused("use /v1/completions", ""),
     "web_search_options": refused("the server has no web search"),
 }
-"""Fields of /v1/chat/completions."""
 COMPLETIONS: Mapping[str, Effect] = {
     "add_special_tokens": refused("give token ids for full control of the prompt", True),
     "max_completion_tokens": refused("use 'max_tokens'"),
@@ -241,7 +238,6 @@ COMPLETIONS: Mapping[str, Effect] = {
     "tool_choice": refused("use /v1/chat/completions", "none", "auto"),
     "tools": refused("use /v1/chat/completions", []),
 }
-"""Fields of /v1/completions."""
 RESPONSES: Mapping[str, Effect] = {
     "access_programs": ignored("the server has no such programs", {}),
     "background": refused("keep the connection open, or use 'stream'", False),
@@ -271,7 +267,6 @@ RESPONSES: Mapping[str, Effect] = {
     "truncation": ignored("a conversation that does not fit is refused", "disabled"),
     "use_beam_search": refused("use /v1/chat/completions or /v1/completions", False),
 }
-"""Fields of /v1/responses."""
 
 
 TokenId = Annotated[int, Field(ge=0)]
@@ -279,9 +274,7 @@ Item = TypeVar("Item")
 Items = Annotated[list[Item], Field(fail_fast=True)]
 """A list whose first wrong item ends the check: a million errors would stop the event loop for seconds."""
 MAX_NAME_CHARS = 64
-"""Characters of an unknown field's name that a message repeats."""
 MAX_LOGPROBS = 20
-"""Most likely tokens per position."""
 
 
 Biases = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}})]
@@ -294,7 +287,6 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
     elsewhere: ClassVar[Mapping[str, Effect]] = {}
-    """Fields that other servers have and this one does not."""
 
     @model_validator(mode="before")
     @classmethod

@@ -102,7 +102,6 @@ class Server:
         self.meters: dict[str, ModelMeter] = {}
         self.metrics = Metrics(self._sources, self.requests, gate=self.gate, is_ready=lambda: self.is_ready)
         self.verify: DeviceSessions | None = None
-        """Sessions of devices that draft; None unless drafts of clients are verified."""
         self._is_closed = False
         self._stop_listening: list[Callable[[], None]] = []
         self._traces = ServerTraces(settings)

@@ -21,7 +21,6 @@ DEFAULT_DRAFTS = (AUTO_DRAFT,)
 """Drafters of a model for which none is named: chosen when it is loaded, lossless, and switched off by the planner
 where drafting does not pay."""
 SERVED_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}", re.ASCII)
-"""A name in requests, metrics and logs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +107,10 @@ def _drafts(choice: ModelChoice, shared: Sequence[str], own: dict[str, list[str]
 BYTE_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 MEBIBYTE = 2**20
 BYTES_WORD = "BYTES"
-"""Placeholder of a size in the help; such options take units."""
 ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-\[\]:]+", re.ASCII)
 HOST = re.compile(r"[A-Za-z0-9.\-_:]+", re.ASCII)
 MAX_PORT = 65535
 MAX_PROMPTS = 128
-"""Maximum prompts of one request to /v1/completions."""
 LOG_FORMATS = ("json", "text")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -218,7 +215,6 @@ class ServerSettings:
     )  # fmt: skip
 
     options: ModelOptions = dataclasses.field(default_factory=lambda: ModelOptions(None))
-    """How each of the models is loaded and run; `options_of` adds the model and its drafters."""
 
     @classmethod
     def of(cls, models: tuple[ModelChoice, ...], **values: Any) -> ServerSettings:

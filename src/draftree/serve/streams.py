@@ -22,7 +22,6 @@ PING = b": ping\n\n"
 PING_SECONDS = 15.0
 """Silence after which a comment is sent; shorter than the idle timeouts of common proxies."""
 CLOSED_REQUEST = 499
-"""Status in the log for a client that left before its response."""
 
 
 class ChunkEncoder:
@@ -44,10 +43,6 @@ def event(content: Any, name: str | None = None) -> bytes:
     return (data if name is None else f"event: {name}\n{data}").encode("ascii")
 
 
-def error_event(error: ApiError) -> bytes:
-    return event(error.body())
-
-
 class EventStream(Response):
     """Sends events as they come. A client that leaves ends the generator at once.
 
@@ -58,14 +53,13 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
     ping: ClassVar[bytes] = PING
-    """Sent while the stream is silent."""
 
     def __init__(
         self,
         events: AsyncGenerator[bytes, None],
         *,
         done: bytes = DONE,
-        on_error: Callable[[ApiError], bytes] = error_event,
+        on_error: Callable[[ApiError], bytes] = lambda error: event(error.body()),
         shape: Shape | None = None,
     ) -> None:
         super().__init__(b"", 200, HEADERS)

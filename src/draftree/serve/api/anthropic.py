@@ -182,7 +182,6 @@ NAMES = {
     "reasoning_effort": "output_config.effort",
     "enable_thinking": "thinking",
 }
-"""The body's field of each field of /v1/chat/completions that has another name there."""
 STOP_REASONS = {"length": "max_tokens", "stop": "end_turn"}
 
 

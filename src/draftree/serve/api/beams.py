@@ -42,7 +42,6 @@ FIELD = "beam_options"
 MAX_PHRASES = 64
 """Required phrases of one request; every one is followed for every candidate."""
 MAX_TEXTS = 4096
-"""Texts of `allowed_texts`."""
 ELSEWHERE = {
     "beam_width": "'n' or 'best_of'",
     "num_return_sequences": "'n'",
@@ -56,7 +55,6 @@ ELSEWHERE = {
         )
     },
 }  # fmt: skip
-"""Parameters that are fields of the body."""
 OF_THE_LIBRARY = ("prefix_allowed_tokens_fn", "allowed_trie", "models", "lm_model", "lm_weight", "return_attention")
 """Parameters that are objects, or results that a response has no place for."""
 TEXTS = {"force_phrases": MAX_PHRASES, "allowed_texts": MAX_TEXTS}
@@ -66,7 +64,6 @@ NAMES = tuple(
     for field in dataclasses.fields(BeamSearchParams)
     if field.name not in ELSEWHERE and field.name not in OF_THE_LIBRARY
 )
-"""Parameters that are options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +323,6 @@ def _refused(name: str, value: object, remedy: str) -> ApiError:
 
 
 FINISH_REASONS = {"length": "length"}
-"""The API's names; every other end is a stop."""
 
 
 @final

@@ -67,7 +67,6 @@ DESCRIPTIONS = {
     504: "The request took too long",
 }
 ERRORS = documented_errors(ErrorBody)
-"""Documented error responses of all endpoints."""
 NO_NAMES: Mapping[str, str] = {}
 GENERATED: dict[int | str, dict[str, Any]] = {
     200: {
@@ -75,7 +74,6 @@ GENERATED: dict[int | str, dict[str, Any]] = {
         "content": {"application/json": {}, "text/event-stream": {}},
     }
 }
-"""Documented response of the endpoints that generate."""
 
 
 def server_of(request: Request) -> Server:

@@ -18,10 +18,8 @@ from draftree.serve.streams import EventStream, event, respond
 from draftree.text.fill_in import SourceFile
 
 MAX_FILES = 256
-"""Other files of one request."""
 STOP_TYPES = {"length": "limit", "stop": "eos"}
 NAMES = {"max_tokens": "n_predict", "suffix": "input_suffix", "prompt": "input_prefix"}
-"""The body's field of each field of /v1/completions that has another name there."""
 router = APIRouter(tags=["completions"], responses=ERRORS)
 
 

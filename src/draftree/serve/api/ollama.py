@@ -59,7 +59,6 @@ LOAD_OPTIONS = (
     "vocab_only",
 )
 LATEST = ":latest"
-"""The tag that clients add to names without one."""
 NAMES = {
     "stop": "options.stop",
     "max_tokens": "options.num_predict",
@@ -68,7 +67,6 @@ NAMES = {
     "reasoning_effort": "think",
     "enable_thinking": "think",
 }
-"""The body's field of each field of OpenAI's form that has another name there."""
 
 
 class Options(Body):
@@ -313,7 +311,6 @@ async def _continuing(body: CompletionBody, request: Request) -> AsyncGenerator[
 
 
 Content = Callable[[str, str, list[dict[str, Any]]], dict[str, Any]]
-"""Function from text, reasoning and calls to the fields of a line."""
 
 
 def _message(text: str, thinking: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
@@ -327,7 +324,9 @@ def _continuation(text: str, thinking: str, calls: list[dict[str, Any]]) -> dict
 
 async def _answer(request: Request, parts: AsyncGenerator[_Part, None], content: Content, *, stream: bool) -> Response:
     if stream:
-        return LineStream(_lines(parts, content), done=b"", on_error=_error_line, shape=_error_body)
+        return LineStream(
+            _lines(parts, content), done=b"", on_error=lambda error: _encoded(error.body()), shape=_error_body
+        )
     return await respond(request, _object(parts, content))
 
 
@@ -416,10 +415,6 @@ def _nanoseconds(seconds: float) -> int:
 
 def _encoded(fields: Mapping[str, Any]) -> bytes:
     return f"{encode_json(fields)}\n".encode("ascii")
-
-
-def _error_line(error: ApiError) -> bytes:
-    return _encoded(error.body())
 
 
 def _time(seconds: float) -> str:

@@ -256,12 +256,6 @@ def chat_tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | Non
     return found
 
 
-def chat_tool_choice(choice: object) -> object:
-    if isinstance(choice, Mapping) and choice.get("type") == "function" and set(choice) == {"type", "name"}:
-        return {"type": "function", "function": {"name": choice["name"]}}
-    return choice
-
-
 Event = dict[str, Any]
 REPORT = "response.draftree"
 """Event with the pieces and rounds of an update; only if the request asks for them."""
@@ -289,7 +283,10 @@ class ResponseWriter:
 
     def read(self, found: ChoiceUpdate) -> list[Event]:
         update = found.update
-        events = self._report_events(found)
+        report = self._report.part(found)
+        events = [self._event(REPORT, draftree=report)] if report else []
+        if self._report.is_wanted and not self._body.stream:
+            self._report.add(found)
         logprobs: list[Any] = []
         if self._body.wants_logprobs:
             num_before = self._start.push(entry.token_id for entry in update.logprobs)
@@ -318,7 +315,9 @@ class ResponseWriter:
             self._end["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
             self._end["completed_at"] = max(int(time.time()), self._head.created)  # the clock may have been set back
-        self._end |= {"usage": self._usage(), **self._statistics()}
+        metrics = metrics_json(self._job)
+        self._end |= {"usage": self._usage(), **({} if metrics is None else {"metrics": metrics})}
+        self._end |= self._report.fields(self._job.completions())
         return [*events, self._event(f"response.{self._end['status']}", response=self.response())]
 
     def fail(self, error: ApiError) -> list[Event]:
@@ -354,7 +353,7 @@ class ResponseWriter:
             "temperature": sampling.temperature,
             "text": {"format": self._format()},
             "tool_choice": body.tool_choice or "auto",
-            "tools": [self._tool(tool) for tool in body.tools or []],
+            "tools": [{"description": None, "parameters": None, "strict": False} | tool for tool in body.tools or []],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": sampling.top_p,
             "truncation": "disabled",
@@ -367,10 +366,6 @@ class ResponseWriter:
     def _format(self) -> dict[str, Any]:
         given = self._body.text.format if self._body.text is not None else None
         return {"type": "text"} if given is None else given.model_dump(by_alias=True, exclude_none=True)
-
-    @staticmethod
-    def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-        return {"description": None, "parameters": None, "strict": False} | tool
 
     def _event(self, kind: str, **fields: Any) -> Event:
         self._num_events += 1
@@ -446,17 +441,6 @@ class ResponseWriter:
         index = len(self._output) - 1
         return [*events, self._event("response.output_item.done", output_index=index, item=dict(item))]
 
-    def _report_events(self, found: ChoiceUpdate) -> list[Event]:
-        report = self._report.part(found)
-        if self._report.is_wanted and not self._body.stream:
-            self._report.add(found)
-        return [self._event(REPORT, draftree=report)] if report else []
-
-    def _statistics(self) -> dict[str, Any]:
-        metrics = metrics_json(self._job)
-        report = self._report.fields(self._job.completions())
-        return {**({} if metrics is None else {"metrics": metrics}), **report}
-
     def _usage(self) -> dict[str, Any]:
         usage = usage_json(self._job)
         cached = usage["prompt_tokens_details"]["cached_tokens"]
@@ -479,7 +463,6 @@ NAMES = {
     "json_schema": "text.format",
     "messages": "input",
 }
-"""The body's field of each library parameter that has another name there."""
 router = APIRouter(prefix="/v1", tags=["responses"], responses=ERRORS)
 
 
@@ -625,11 +608,14 @@ def _encoder(body: ResponsesBody, model: ServedModel, plan: ToolPlan) -> Encode:
 
 
 async def _plan(body: ResponsesBody, model: ServedModel, options: RequestOptions) -> ToolPlan:
+    choice = body.tool_choice
+    if isinstance(choice, Mapping) and choice.get("type") == "function" and set(choice) == {"type", "name"}:
+        choice = {"type": "function", "function": {"name": choice["name"]}}
     try:
         plan = await ToolPlan.load(
             model.tokenizer,
             chat_tools(body.tools),
-            tool_choice=chat_tool_choice(body.tool_choice),
+            tool_choice=choice,
             is_parallel=body.parallel_tool_calls is not False,
             answer=options.json_schema,
         )

@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 FOLDER = Path(__file__).parent
-"""Folder of the files; the page itself is `index.html`."""
 
 MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -20,7 +19,6 @@ MEDIA_TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-"""Media type per suffix; files with other suffixes are not served."""
 
 HEADERS = {
     "content-security-policy": (

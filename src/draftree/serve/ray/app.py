@@ -171,7 +171,9 @@ def build(settings: ServerSettings, options: ReplicaOptions) -> serve.Applicatio
         graceful_shutdown_timeout_s=deadline,
         health_check_period_s=options.health_check_period,
         health_check_timeout_s=options.health_check_timeout,
-        request_router_config=_router_config(options),
+        request_router_config=RequestRouterConfig(
+            request_router_class=PrefixRouter, request_router_kwargs=dataclasses.asdict(options.routing)
+        ),
         **_scaling(settings, options),
     )
     ingress = serve.deployment(serve.ingress(ingress_app)(Ingress)).options(
@@ -193,12 +195,6 @@ def _resources(options: ReplicaOptions, settings: ServerSettings) -> dict[str, A
     variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     found: dict[str, Any] = {"num_cpus": options.cpus(settings), "runtime_env": {"env_vars": variables}}
     return found | ({"num_gpus": options.gpus_per_replica} if options.gpus_per_replica else {})
-
-
-def _router_config(options: ReplicaOptions) -> Any:
-    return RequestRouterConfig(
-        request_router_class=PrefixRouter, request_router_kwargs=dataclasses.asdict(options.routing)
-    )
 
 
 def _scaling(settings: ServerSettings, options: ReplicaOptions) -> dict[str, Any]:

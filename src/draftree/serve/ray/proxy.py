@@ -17,7 +17,7 @@ from fastapi.routing import APIRoute
 from draftree.core.errors import DraftreeError
 from draftree.core.files import JsonError, parse_json, parse_json_object
 from draftree.serve.app import ROUTERS
-from draftree.serve.errors import ApiError, Shape, api_error, closed_error, lost_error, openai_shape
+from draftree.serve.errors import ApiError, Shape, api_error, openai_shape, unavailable
 from draftree.serve.ray.routing import (
     AnswerStart,
     Headers,
@@ -263,12 +263,10 @@ GENERATING = {
     for route in router.routes
     if isinstance(route, APIRoute) and 200 in route.responses and "POST" in (route.methods or ())
 }
-"""Endpoints that document a generated text, by path."""
 STREAMS = {EventStream.media_type.encode(): b"\n\n", LineStream.media_type.encode(): b"\n"}
-"""What separates the events of a stream, by content type."""
 REFUSED_STATUS = 503
 BUSY_STATUS = 429
-ENDING = (closed_error(), lost_error())
+ENDING = (unavailable("shutting_down"), unavailable("process_lost"))
 """Errors with which a replica that ends gives up its streams."""
 REPLICA_HEADER = b"x-draftree-replica"
 """Header with the id of the replica that began the answer."""
@@ -421,9 +419,7 @@ def _labelled(sample: re.Match[str], replica: str) -> str:
 
 
 SUMMED = ("running", "waiting", "tokens_per_second")
-"""Numbers of a model that are summed over its replicas."""
 AVERAGED = ("acceptance_length", "acceptance_rate")
-"""Numbers of a model that are averaged over its replicas, weighted by their tokens/s."""
 
 
 def merged_status(texts: Mapping[str, str]) -> str:
@@ -542,7 +538,7 @@ class Proxy:
                 logger.warning("repeating %s on another replica: %s", request.scope["path"], lost)
                 failed = failed | {lost.replica} if lost.replica else failed
             if clock() + pause > deadline:
-                await delivery.fail(no_replica())
+                await delivery.fail(unavailable("no_replica"))
                 return
             await asyncio.sleep(pause)
             pause = min(max(2 * pause, self._retry.first_pause), self._retry.longest_pause)
@@ -560,7 +556,7 @@ class Proxy:
         else:
             body = self._merged(request.scope["path"], texts)
         if start is None:
-            await delivery.fail(no_replica())
+            await delivery.fail(unavailable("no_replica"))
             return
         headers = [item for item in start.headers if item[0].lower() != b"content-length"]
         await delivery.start(AnswerStart(start.status, headers, ""))
@@ -623,15 +619,6 @@ def _with_body(request: HttpRequest, fields: dict[str, Any]) -> HttpRequest:
     headers = [(name, value) for name, value in request.scope["headers"] if name.lower() != b"content-length"]
     headers.append((b"content-length", str(len(body)).encode()))
     return replace(request, scope=request.scope | {"headers": headers}, body=body)
-
-
-def no_replica() -> ApiError:
-    return ApiError(
-        503,
-        "no replica could complete this request: repeat it later",
-        code="no_replica",
-        headers={"Retry-After": "5"},
-    )
 
 
 async def _guarded(work: Coroutine[Any, Any, None], delivery: Delivery) -> None:

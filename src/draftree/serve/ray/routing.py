@@ -7,7 +7,7 @@ import bisect
 import json
 import random
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -17,7 +17,6 @@ from typing import Any, final
 BLOCK_CHARACTERS = 64
 """Characters per block, about 16 tokens."""
 MAX_BLOCKS = 1024
-"""Blocks of one prompt that are compared; the rest of a longer prompt is ignored."""
 FIELDS = ("model", "tools", "instructions", "system", "messages", "input", "input_prefix", "prompt")
 """Fields of request bodies in the order in which chat templates place them. Lists extend the prefix item by item."""
 
@@ -91,9 +90,6 @@ class PrefixIndex:
         served = self._served.get(replica, ())
         return bisect.bisect_left(blocks, True, key=lambda block: block not in served)
 
-    def num_blocks(self, replica: str) -> int:
-        return len(self._served.get(replica, ()))
-
     def keep_only(self, replicas: Collection[str]) -> None:
         self._served = {replica: served for replica, served in self._served.items() if replica in replicas}
 
@@ -127,7 +123,8 @@ class PrefixRouting:
         if holder in usable:
             return [[holder]]
         best = self._best_match(blocks, usable)
-        others = [self._two_choices(usable)] if usable else []
+        two = self._random.sample(list(usable), min(2, len(usable)))
+        others = [sorted(two, key=lambda replica: usable[replica])] if usable else []
         return others if best is None else [[best], *others]
 
     def _best_match(self, blocks: Blocks, loads: Mapping[str, int]) -> str | None:
@@ -139,11 +136,6 @@ class PrefixRouting:
             return None
         allowed = min(self._policy.max_imbalance, matched[best] // self._policy.blocks_per_request)
         return best if loads[best] - min(loads.values()) <= allowed else None
-
-    def _two_choices(self, loads: Mapping[str, int]) -> list[str]:
-        replicas: Sequence[str] = list(loads)
-        two = self._random.sample(replicas, min(2, len(replicas)))
-        return sorted(two, key=lambda replica: loads[replica])
 
 
 def holder_of(body: Mapping[str, Any]) -> str:

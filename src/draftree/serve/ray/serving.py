@@ -16,7 +16,6 @@ from draftree.serve.ray.routing import App
 from draftree.serve.settings import ServerSettings
 
 RANK_SECONDS = 10.0
-"""Time for other ranks to end after a stop."""
 
 
 def end_ranks(ranks: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -240,14 +240,17 @@ def _others(signs: str) -> str:
     return characters(complement(ranges_of((ord(sign), ord(sign)) for sign in signs)))
 
 
-def _short_id() -> str:
-    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(SHORT_ID))
-
-
 FAMILIES = (
     Family("qwen3-coder", ("<tool_call>", "<function="), ("<tool_call>",), "</tool_call>", is_xml=True),
     Family("hermes", ("<tool_call>",), ("<tool_call>",), "</tool_call>", ("<arg_key>",), allows_list=True),
-    Family("mistral", ("[TOOL_CALLS]",), ("[TOOL_CALLS]",), allows_list=True, is_named=True, new_id=_short_id),
+    Family(
+        "mistral",
+        ("[TOOL_CALLS]",),
+        ("[TOOL_CALLS]",),
+        allows_list=True,
+        is_named=True,
+        new_id=lambda: "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(SHORT_ID)),
+    ),
     Family(
         "llama",
         ('"parameters": ', "ipython"),
@@ -316,7 +319,6 @@ def _text(message: Mapping[str, Any]) -> str:
 
 
 ANY_PARAMETERS = '("<parameter=" [^<>=\\n]+ ">\\n" ([^<] | "<" [^/])* "\\n</parameter>\\n")*'
-"""Parameters of a function without a schema that is enforced."""
 
 
 @dataclass(frozen=True, slots=True)

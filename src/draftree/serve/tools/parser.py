@@ -126,8 +126,8 @@ class JsonScan:
         if self.state is State.NUMBER:
             if character in "0123456789+-.eE":
                 self._number += character
-                return is_number_start(self._number)
-            if not is_number(self._number):
+                return NUMBER_START.fullmatch(self._number) is not None
+            if not NUMBER.fullmatch(self._number):
                 return False
             self._end_value()
         if character in SPACE:
@@ -204,14 +204,6 @@ class JsonScan:
         if not self._rest:
             self._end_value()
         return True
-
-
-def is_number(text: str) -> bool:
-    return NUMBER.fullmatch(text) is not None
-
-
-def is_number_start(text: str) -> bool:
-    return NUMBER_START.fullmatch(text) is not None
 
 
 ARGUMENT_KEYS = ("arguments", "parameters")
@@ -469,10 +461,8 @@ class CallFormat:
 class _State(Enum):
     TEXT = auto()
     START = auto()
-    """After a marker, before the first character of the call."""
     CALL = auto()
     BETWEEN = auto()
-    """After a call of a list."""
     FULL = auto()
     """No more calls are allowed, and the rest is left out."""
 

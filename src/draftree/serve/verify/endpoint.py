@@ -20,7 +20,6 @@ router = APIRouter(tags=["verify"], responses=ERRORS)
 PATH = "/v1/verify"
 CONTENT_TYPE = "application/msgpack"
 MAX_BAD_FRAMES = 8
-"""Unreadable frames after which a connection is closed."""
 POLICY_VIOLATION, UNSUPPORTED_DATA = 1008, 1003
 
 

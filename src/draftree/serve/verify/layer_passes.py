@@ -202,7 +202,7 @@ class LayerPasses:
         found: dict[int, bytes | list[int]] = {}
         if running:
             capture = tuple(sorted({layer for work in running if work.wanted for layer in work.layers}))
-            hidden = _joined_batch([work.states for work in running])
+            hidden = torch.cat([work.states for work in running])
             result = self._model.run_rest(jobs, hidden, first=self._first, capture=capture)
             for place, work in enumerate(running):
                 if work.controls is not None:
@@ -228,10 +228,6 @@ def _job(work: Work) -> Extend:
     return Extend(
         work.slot, [0] * count, work.parents, logits_at=range(count - work.wanted, count) if wants_logits else ()
     )
-
-
-def _joined_batch(states: Sequence[Tensor]) -> Tensor:
-    return states[0] if len(states) == 1 else torch.cat(list(states))
 
 
 def _picks(work: Work, logits: Logits, controls: Controls) -> list[int]:

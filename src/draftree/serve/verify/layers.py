@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 from draftree.core.errors import ConfigurationError, InvalidRequestError
@@ -16,7 +16,7 @@ from draftree.remote.protocol import read_params
 from draftree.remote.split.exchange import Probe
 from draftree.remote.split.messages import SentRows, StateFormat, require_sendable
 from draftree.sampling.controls import build_controls
-from draftree.serve.errors import ApiError, closed_error
+from draftree.serve.errors import ApiError, unavailable
 from draftree.serve.verify.layer_passes import LayerPasses, LayerText, LayerTexts, Work, probe_of
 from draftree.serve.verify.sessions import Session
 from draftree.serve.verify.settings import VerifySettings
@@ -48,11 +48,7 @@ class LayerService:
         since = self._clock() - ACTIVE_SECONDS
         return sum(text.used > since for text in self._open)
 
-    @property
-    def handlers(self) -> dict[str, Callable[[Session, dict[str, Any]], Awaitable[dict[str, Any]]]]:
-        return {"join": self._join, "begin": self._begin, "rows": self._rows}
-
-    async def _join(self, session: Session, message: Mapping[str, Any]) -> dict[str, Any]:
+    async def join(self, session: Session, message: Mapping[str, Any]) -> dict[str, Any]:
         """Let a session send states; the reply has facts of the model, and states that the device compares."""
         model, split, kind, picks = (
             session.model,
@@ -83,10 +79,10 @@ class LayerService:
         facts = {"split": split, "layers": target.num_layers, "hidden": probe.hidden}
         return {"t": "joined", **facts, **probe.fields(texts.format)}
 
-    async def _begin(self, session: Session, message: Mapping[str, Any]) -> dict[str, Any]:
+    async def begin(self, session: Session, message: Mapping[str, Any]) -> dict[str, Any]:
         texts = _joined(session)
         if self._is_closed():
-            raise closed_error()
+            raise unavailable("shutting_down")
         await self.end(session, message["ends"])
         number, limit, target = message["text"], message["limit"], texts.target
         if number in texts.texts or number in session.texts:
@@ -113,7 +109,7 @@ class LayerService:
         self.counts["begun"] += 1
         return {"t": "begun"}
 
-    async def _rows(self, session: Session, message: Mapping[str, Any]) -> dict[str, Any]:
+    async def rows(self, session: Session, message: Mapping[str, Any]) -> dict[str, Any]:
         """Run the later layers over new nodes, all texts of a frame in one pass."""
         texts, sent = _joined(session), message["x"]
         layers = self._layers(texts, message["layers"])

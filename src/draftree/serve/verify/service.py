@@ -18,7 +18,7 @@ from draftree.remote.address import FrameError
 from draftree.remote.protocol import VERSION, DraftedText, WalkedText, encode, pack_walk, read_params, read_request
 from draftree.remote.split.messages import SPLIT_REQUESTS
 from draftree.remote.tokenizers import tokenizer_fingerprint
-from draftree.serve.errors import ApiError, api_error, closed_error
+from draftree.serve.errors import ApiError, api_error, unavailable
 from draftree.serve.gate import MAX_RETRY_SECONDS
 from draftree.serve.params import require_choices, within_limits
 from draftree.serve.pool import ServedModel
@@ -28,7 +28,6 @@ from draftree.serve.verify.sessions import DraftedByClient, OpenText, Session, T
 from draftree.serve.verify.settings import MAX_FRAME_BYTES, VerifySettings
 
 DRAFT_LABEL = "remote"
-"""Drafter of clients' texts in metrics."""
 
 
 async def open_text(server: Server, session: Session, message: Mapping[str, Any], *, now: float) -> OpenText:
@@ -157,7 +156,7 @@ class VerifyService:
         except asyncio.CancelledError:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
-            reply = error_frame(closed_error(), number)  # the session ended during its request
+            reply = error_frame(unavailable("shutting_down"), number)  # the session ended during its request
         except Exception as error:
             reply = error_frame(error, number)
         self.counts["bytes_down"] += len(reply)
@@ -172,7 +171,9 @@ class VerifyService:
             "close": self._close,
             "ping": self._ping,
             "bye": self._bye,
-            **self.layers.handlers,
+            "join": self.layers.join,
+            "begin": self.layers.begin,
+            "rows": self.layers.rows,
         }
         try:
             found = await actions[message["t"]](session, message)
@@ -196,7 +197,7 @@ class VerifyService:
 
     async def _hello(self, message: dict[str, Any], talk: Talk) -> dict[str, Any]:
         if self._server.gate.is_closed:
-            raise closed_error()
+            raise unavailable("shutting_down")
         if talk.session is not None:  # a connection has one session
             await self._drop(talk.session)
         model = self._server.pool.get(message["model"], talk.key)
@@ -227,7 +228,7 @@ class VerifyService:
     async def _open(self, session: Session, message: dict[str, Any]) -> dict[str, Any]:
         number = message["text"]
         if self._server.gate.is_closed:
-            raise closed_error()
+            raise unavailable("shutting_down")
         self._drop_done(session)
         if number in session.texts:
             raise FrameError(f"text {number} is open already: take another number")

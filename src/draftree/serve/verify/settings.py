@@ -11,7 +11,6 @@ from draftree.core.errors import ConfigurationError
 MAX_NODES = 64
 """Most nodes of one text's tree: the room for tentative tokens in a slot."""
 MAX_FRAME_BYTES = 1 << 20
-"""Largest frame of a client."""
 WHOLE = ("max_sessions", "max_texts", "max_nodes", "max_rows", "split")
 
 
