@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from asgi import GONE, Answer, body_parts, call, echo, http_scope
-from draftree.serve.logs import RequestLog, configured_logs, log_request
-from draftree.serve.records import ApiKey, record_of
+from draftree.serve.records import ApiKey, RequestLog, configured_logs, log_request, record_of
 from draftree.serve.schema import note
 
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from draftree.serve.app import create_app
-from draftree.serve.logs import configured_logs
 from draftree.serve.pool import ModelPool, ServedModel
+from draftree.serve.records import configured_logs
 from draftree.serve.run import Loading
 from draftree.version import __version__
 from operated import body, code_of, post, wait_for

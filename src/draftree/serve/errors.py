@@ -1,10 +1,11 @@
-"""Errors in OpenAI's shape, and the handlers that turn every exception into one.
+"""Compact JSON of responses, errors in OpenAI's shape, and the handlers that turn every exception into one.
 
 A response never contains a path, a traceback or the text of an unexpected exception; those go to the log.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
@@ -26,8 +27,18 @@ from draftree.core.errors import (
     UnsatisfiableError,
 )
 from draftree.remote.address import UnreachableError
-from draftree.serve.json_text import JsonResponse
 from draftree.serve.records import record_of
+
+encode_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+"""Plain values to JSON text. ASCII only, so that any string can be sent; NaN raises."""
+
+
+class JsonResponse(Response):
+    media_type = "application/json"
+
+    def __init__(self, content: Any, status: int = 200, *, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(encode_json(content).encode("ascii"), status, dict(headers or {}))
+
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from draftree.serve.errors import ApiError
-from draftree.serve.json_text import encode_json
+from draftree.serve.errors import ApiError, encode_json
 from draftree.serve.records import record_of
 
 CLOSE = {"Connection": "close"}

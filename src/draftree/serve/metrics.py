@@ -7,7 +7,6 @@ server.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from bisect import bisect_left
 from collections import Counter, deque
@@ -23,7 +22,7 @@ from draftree.async_llm import AsyncLLM
 from draftree.beam.background import BeamCounts
 from draftree.core.host import Clock
 from draftree.core.types import RoundRecord, SequenceRecord
-from draftree.drafters.learning.store import LearnedStats, LearningStore
+from draftree.drafters.learning.store import LearnedStats
 from draftree.serve.gate import Gate
 from draftree.serve.records import RequestRecord
 from draftree.version import __version__
@@ -191,65 +190,10 @@ class RequestMeter:
             self.duration.setdefault(labels, Histogram()).observe(record.seconds)
 
 
-def beam_metrics(models: Iterable[tuple[str, AsyncLLM]]) -> Iterator[Metric]:
-    found = [((name,), llm.beam_counts) for name, llm in models]
-
-    def family(kind: Any, name: str, text: str, value: Callable[[BeamCounts], int]) -> Metric:
-        made: Metric = kind(name, text, labels=("model",))
-        for labels, counts in found:
-            made.add_metric(labels, value(counts))  # type: ignore[attr-defined]
-        return made
-
-    counter, gauge = CounterMetricFamily, GaugeMetricFamily
-    yield family(gauge, "draftree_beam_searches_running", "Beam searches that have slots.", lambda c: c.running)
-    yield family(gauge, "draftree_beam_searches_waiting", "Beam searches in the queue.", lambda c: c.waiting)
-    yield family(counter, "draftree_beam_searches", "Beam searches that ended with a result.", lambda c: c.finished)
-    yield family(counter, "draftree_beam_steps", "Passes of beam searches.", lambda c: c.steps)
-    yield family(counter, "draftree_beam_rows", "Tokens computed in passes of beam searches.", lambda c: c.rows)
-
-
-LABELS = ("model", "learner")
-
-
-def learned_status(store: LearningStore | None) -> list[dict[str, Any]]:
-    return [] if store is None else [dataclasses.asdict(stats) for stats in store.stats]
-
-
-def learning_metrics(models: Iterable[tuple[str, AsyncLLM]]) -> Iterator[Metric]:
-    """Yield the metrics of learning, by model and learner (`suffix` or `head`); none without learning."""
-    found = [((name, stats.name), stats) for name, llm in models if llm.llm.learned for stats in llm.llm.learned.stats]
-    if not found:
-        return
-
-    def family(kind: Any, name: str, text: str, value: Callable[[LearnedStats], float]) -> Metric:
-        made: Metric = kind(name, text, labels=LABELS)
-        for labels, stats in found:
-            made.add_metric(labels, value(stats))  # type: ignore[attr-defined]
-        return made
-
-    counter, gauge = CounterMetricFamily, GaugeMetricFamily
-    yield family(counter, "draftree_learned_texts", "Texts that were learned.", lambda s: s.texts)
-    yield family(counter, "draftree_learned_tokens", "Verified tokens that were learned.", lambda s: s.tokens)
-    yield family(counter, "draftree_learning_seconds", "Time of learning on the engine's thread.", lambda s: s.seconds)
-    yield family(gauge, "draftree_learned_size", "Tokens in tables, or learned numbers of a head.", lambda s: s.size)
-    yield family(gauge, "draftree_learned_bytes", "Memory of what was learned.", lambda s: s.num_bytes)
-    yield family(gauge, "draftree_learned_owners", "Owners with a state of their own.", lambda s: s.scopes)
-    yield family(gauge, "draftree_learned_active", "Owners whose drafts use what was learned.", lambda s: s.active)
-    shares = GaugeMetricFamily(
-        "draftree_learned_acceptance",
-        "Running share of first draft tokens that the target picks, by whether the head is corrected.",
-        labels=(*LABELS, "head"),
-    )
-    for labels, stats in found:
-        for head, share in (("base", stats.base_acceptance), ("learned", stats.learned_acceptance)):
-            if share is not None:
-                shares.add_metric((*labels, head), share)
-    yield shares
-
-
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Labels = tuple[str, ...]
 VLLM_ENGINE = "0"
+VLLM_LABELS, DRAFT_LABELS = ("model_name", "engine"), ("model", "draft")
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,133 +227,193 @@ class Metrics:
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
+        """Yield all metrics; called by the registry."""
         models = tuple(self._models())
         yield from self._server_metrics()
         yield from _model_metrics(models)
         yield from _speculation_metrics(models)
-        yield from beam_metrics((source.name, source.llm) for source in models)
-        yield from learning_metrics((source.name, source.llm) for source in models)
+        yield from _beam_metrics(models)
+        yield from _learning_metrics(models)
         yield from self._request_metrics()
-        yield from self._vllm_metrics(models)
+        yield from self._vllm_metrics()
 
     def _server_metrics(self) -> Iterator[Metric]:
-        yield _gauge("draftree_info", "Version.", ("version",), {(__version__,): 1})
-        yield _gauge("draftree_ready", "1 while requests are accepted.", (), {(): float(self._is_ready())})
-        yield _gauge("draftree_requests_running", "Requests that run.", (), {(): self._gate.num_running})
-        yield _gauge("draftree_places_taken", "Places of running requests.", (), {(): self._gate.num_places})
-        yield _gauge("draftree_requests_waiting", "Requests in the queue.", (), {(): self._gate.num_waiting})
+        gate, gauge = self._gate, GAUGE
+        yield _family(gauge, "draftree_info", "Version.", ("version",), {(__version__,): 1})
+        for name, text, value in (
+            ("ready", "1 while requests are accepted.", float(self._is_ready())),
+            ("requests_running", "Requests that run.", gate.num_running),
+            ("places_taken", "Places of running requests.", gate.num_places),
+            ("requests_waiting", "Requests in the queue.", gate.num_waiting),
+        ):
+            yield _family(gauge, f"draftree_{name}", text, (), {(): value})
 
     def _request_metrics(self) -> Iterator[Metric]:
-        requests = self._requests
+        requests, counter = self._requests, COUNTER
         by_status = {(endpoint, model, str(code)): n for (endpoint, model, code), n in requests.by_status.items()}
         names = ("endpoint", "model", "status")
-        yield _counter("draftree_requests", "Requests by endpoint, model and status.", names, by_status)
+        yield _family(counter, "draftree_requests", "Requests by endpoint, model and status.", names, by_status)
         gone = {(): requests.num_disconnected}
-        yield _counter("draftree_disconnected_requests", "Requests whose client left early.", (), gone)
-        labels = ("model", "draft")
+        yield _family(counter, "draftree_disconnected_requests", "Requests whose client left early.", (), gone)
         queue = {(): requests.queue_seconds}
         yield _histogram("draftree_queue_seconds", "Time of a request in the queue.", (), queue)
-        first, duration = requests.first_token, requests.duration
-        yield _histogram("draftree_time_to_first_token_seconds", "Arrival to the first token.", labels, first)
-        yield _histogram("draftree_request_seconds", "Arrival to the end of the response.", labels, duration)
-
-    def _vllm_metrics(self, models: tuple[ModelSource, ...]) -> Iterator[Metric]:
-        names = ("model_name", "engine")
-        yield from _vllm_engine(models, names)
-        yield from _vllm_speculation(models, names)
-        requests = self._requests
         for name, text, found in (
+            ("time_to_first_token", "Arrival to the first token.", requests.first_token),
+            ("request", "Arrival to the end of the response.", requests.duration),
+        ):
+            yield _histogram(f"draftree_{name}_seconds", text, ("model", "draft"), found)
+
+    def _vllm_metrics(self) -> Iterator[Metric]:
+        requests = self._requests
+        for name, text, by_draft in (
             ("vllm:time_to_first_token_seconds", "Arrival to the first token.", requests.first_token),
             ("vllm:e2e_request_latency_seconds", "Arrival to the end of the response.", requests.duration),
         ):
-            yield _histogram(name, text, names, _by_model(found))
-        reasons = {(model, VLLM_ENGINE, reason): count for (model, reason), count in requests.finish_reasons.items()}
+            by_model = {
+                (model, VLLM_ENGINE): merged(h for labels, h in by_draft.items() if labels[0] == model)
+                for model in sorted({model for model, _ in by_draft})
+            }
+            yield _histogram(name, text, VLLM_LABELS, by_model)
+        reasons = {(model, VLLM_ENGINE, reason): n for (model, reason), n in requests.finish_reasons.items()}
         success = "Finished texts by reason."
-        yield _counter("vllm:request_success", success, (*names, "finished_reason"), reasons)
+        yield _family(COUNTER, "vllm:request_success", success, (*VLLM_LABELS, "finished_reason"), reasons)
+
+
+GAUGE, COUNTER = GaugeMetricFamily, CounterMetricFamily
+MODEL: tuple[tuple[Any, str, str, Callable[[ModelSource], float]], ...] = (
+    (
+        GAUGE,
+        "draftree_sequences_running vllm:num_requests_running",
+        "Sequences in the batch.",
+        lambda s: s.llm.num_running,
+    ),
+    (
+        GAUGE,
+        "draftree_sequences_waiting vllm:num_requests_waiting",
+        "Sequences before it.",
+        lambda s: s.llm.num_waiting,
+    ),
+    (
+        GAUGE,
+        "draftree_slots_open",
+        "Open slots, those of cached prefixes included.",
+        lambda s: s.llm.llm.model.num_open,
+    ),
+    (
+        GAUGE,
+        "draftree_slots_of_full_context",
+        "Slots of full length that memory has room for.",
+        lambda s: s.llm.llm.engine.num_slots(s.llm.llm.engine.longest),
+    ),
+    (
+        COUNTER,
+        "draftree_prompt_tokens vllm:prompt_tokens vllm:prefix_cache_queries",
+        "Tokens of prompts.",
+        lambda s: s.llm.prefix_stats.prompt_tokens,
+    ),
+    (
+        COUNTER,
+        "draftree_prefix_cache_hit_tokens vllm:prefix_cache_hits",
+        "Prompt tokens from the prefix cache.",
+        lambda s: s.llm.prefix_stats.cached_tokens,
+    ),
+    (GAUGE, "draftree_prefix_cache_entries", "Cached prefixes.", lambda s: s.llm.prefix_stats.kept),
+    (COUNTER, "draftree_rounds", "Rounds of the engine.", lambda s: s.meter.num_rounds),
+)
+"""Kind, names, text and value of metrics of a model."""
+SPECULATION: tuple[tuple[str, str, str, Callable[[DraftTotals], float]], ...] = (
+    ("generated_tokens", "generation_tokens", "Written tokens.", lambda t: t.generated_tokens),
+    ("drafts", "spec_decode_num_drafts", "Drafts of sequences.", lambda t: t.drafts),
+    ("draft_tokens", "spec_decode_num_draft_tokens", "Drafted tokens.", lambda t: t.draft_tokens),
+    (
+        "accepted_tokens",
+        "spec_decode_num_accepted_tokens",
+        "Accepted drafted tokens.",
+        lambda t: t.accepted_tokens,
+    ),
+)
+"""Our name, vLLM's name, text and value of metrics of a model and a drafter."""
+BEAMS: tuple[tuple[Any, str, str, Callable[[BeamCounts], float]], ...] = (
+    (GAUGE, "searches_running", "Beam searches that have slots.", lambda c: c.running),
+    (GAUGE, "searches_waiting", "Beam searches in the queue.", lambda c: c.waiting),
+    (COUNTER, "searches", "Beam searches that ended with a result.", lambda c: c.finished),
+    (COUNTER, "steps", "Passes of beam searches.", lambda c: c.steps),
+    (COUNTER, "rows", "Tokens computed in passes of beam searches.", lambda c: c.rows),
+)
+LEARNING: tuple[tuple[Any, str, str, Callable[[LearnedStats], float]], ...] = (
+    (COUNTER, "learned_texts", "Texts that were learned.", lambda s: s.texts),
+    (COUNTER, "learned_tokens", "Verified tokens that were learned.", lambda s: s.tokens),
+    (COUNTER, "learning_seconds", "Time of learning on the engine's thread.", lambda s: s.seconds),
+    (GAUGE, "learned_size", "Tokens in tables, or learned numbers of a head.", lambda s: s.size),
+    (GAUGE, "learned_bytes", "Memory of what was learned.", lambda s: s.num_bytes),
+    (GAUGE, "learned_owners", "Owners with a state of their own.", lambda s: s.scopes),
+    (GAUGE, "learned_active", "Owners whose drafts use what was learned.", lambda s: s.active),
+)
 
 
 def _model_metrics(models: tuple[ModelSource, ...]) -> Iterator[Metric]:
-    label = ("model",)
-
-    def each(value: Callable[[ModelSource], float]) -> dict[Labels, float]:
-        return {(source.name,): value(source) for source in models}
-
-    yield _gauge("draftree_sequences_running", "Sequences in the batch.", label, each(lambda s: s.llm.num_running))
-    yield _gauge("draftree_sequences_waiting", "Sequences before it.", label, each(lambda s: s.llm.num_waiting))
-    slots = each(lambda s: s.llm.llm.model.num_open)
-    yield _gauge("draftree_slots_open", "Open slots, those of cached prefixes included.", label, slots)
-    room = each(lambda s: s.llm.llm.engine.num_slots(s.llm.llm.engine.longest))
-    yield _gauge("draftree_slots_of_full_context", "Slots of full length that memory has room for.", label, room)
-    stats = {source.name: source.llm.prefix_stats for source in models}
-    prompts = {(name,): found.prompt_tokens for name, found in stats.items()}
-    yield _counter("draftree_prompt_tokens", "Tokens of prompts.", label, prompts)
-    cached = {(name,): found.cached_tokens for name, found in stats.items()}
-    yield _counter("draftree_prefix_cache_hit_tokens", "Prompt tokens from the prefix cache.", label, cached)
-    kept = {(name,): found.kept for name, found in stats.items()}
-    yield _gauge("draftree_prefix_cache_entries", "Cached prefixes.", label, kept)
-    rounds = each(lambda s: s.meter.num_rounds)
-    yield _counter("draftree_rounds", "Rounds of the engine.", label, rounds)
+    for kind, names, text, value in MODEL:
+        for name in names.split():
+            labels, more = (VLLM_LABELS, (VLLM_ENGINE,)) if name.startswith("vllm:") else (("model",), ())
+            yield _family(kind, name, text, labels, {(source.name, *more): value(source) for source in models})
     phases = {(s.name, phase): seconds for s in models for phase, seconds in s.meter.phase_seconds.items()}
-    yield _counter("draftree_round_seconds", "Seconds of rounds by phase.", ("model", "phase"), phases)
+    yield _family(COUNTER, "draftree_round_seconds", "Seconds of rounds by phase.", ("model", "phase"), phases)
 
 
 def _speculation_metrics(models: tuple[ModelSource, ...]) -> Iterator[Metric]:
-    labels = ("model", "draft")
-    totals = {(s.name, draft): found for s in models for draft, found in tuple(s.meter.by_draft.items())}
-
-    def each(value: Callable[[DraftTotals], float]) -> dict[Labels, float]:
-        return {names: value(found) for names, found in totals.items()}
-
-    yield _counter("draftree_generated_tokens", "Written tokens.", labels, each(lambda t: t.generated_tokens))
-    yield _counter("draftree_drafts", "Drafts of sequences.", labels, each(lambda t: t.drafts))
-    yield _counter("draftree_draft_tokens", "Drafted tokens.", labels, each(lambda t: t.draft_tokens))
-    yield _counter("draftree_accepted_tokens", "Accepted drafted tokens.", labels, each(lambda t: t.accepted_tokens))
-    positions = {
-        (*names, str(position)): count
-        for names, found in totals.items()
-        for position, count in enumerate(found.accepted_per_position())
+    """Yield the metrics by model and drafter, and those of vLLM by model."""
+    each: dict[tuple[str, str], DraftTotals] = {
+        (s.name, draft): totals for s in models for draft, totals in tuple(s.meter.by_draft.items())
     }
+    sums: dict[tuple[str, str], list[DraftTotals]] = {(s.name, VLLM_ENGINE): [] for s in models}
+    for (model, _), totals in each.items():
+        sums[model, VLLM_ENGINE].append(totals)
+    for name, vllm_name, text, count in SPECULATION:
+        values = {labels: count(totals) for labels, totals in each.items()}
+        yield _family(COUNTER, f"draftree_{name}", text, DRAFT_LABELS, values)
+        values = {labels: sum(map(count, found)) for labels, found in sums.items()}
+        yield _family(COUNTER, f"vllm:{vllm_name}", text, VLLM_LABELS, values)
+    positions: Counter[Labels] = Counter()
+    vllm_positions: Counter[Labels] = Counter()
+    for (model, draft), totals in each.items():
+        for position, accepted in enumerate(totals.accepted_per_position()):
+            positions[model, draft, str(position)] = accepted
+            vllm_positions[model, VLLM_ENGINE, str(position)] += accepted
     text = "Accepted drafted tokens by position in the draft, from 0."
-    yield _counter("draftree_accepted_tokens_per_position", text, (*labels, "position"), positions)
-    gaps = {names: found.token_gaps for names, found in totals.items()}
-    yield _histogram("draftree_inter_token_seconds", "Seconds between two tokens.", labels, gaps)
+    name = "draftree_accepted_tokens_per_position"
+    yield _family(COUNTER, name, text, (*DRAFT_LABELS, "position"), positions)
+    name = "vllm:spec_decode_num_accepted_tokens_per_pos"
+    yield _family(COUNTER, name, text, (*VLLM_LABELS, "position"), vllm_positions)
+    text = "Seconds between two tokens."
+    gaps = {labels: totals.token_gaps for labels, totals in each.items()}
+    yield _histogram("draftree_inter_token_seconds", text, DRAFT_LABELS, gaps)
+    gaps = {labels: merged(totals.token_gaps for totals in found) for labels, found in sums.items()}
+    yield _histogram("vllm:inter_token_latency_seconds", text, VLLM_LABELS, gaps)
 
 
-def _vllm_engine(models: tuple[ModelSource, ...], names: Labels) -> Iterator[Metric]:
-    def each(value: Callable[[ModelSource], float]) -> dict[Labels, float]:
-        return {(source.name, VLLM_ENGINE): value(source) for source in models}
-
-    yield _gauge("vllm:num_requests_running", "Sequences in the batch.", names, each(lambda s: s.llm.num_running))
-    yield _gauge("vllm:num_requests_waiting", "Sequences before it.", names, each(lambda s: s.llm.num_waiting))
-    prompts = each(lambda s: s.llm.prefix_stats.prompt_tokens)
-    yield _counter("vllm:prompt_tokens", "Tokens of prompts.", names, prompts)
-    yield _counter("vllm:prefix_cache_queries", "Tokens of prompts.", names, prompts)
-    cached = each(lambda s: s.llm.prefix_stats.cached_tokens)
-    yield _counter("vllm:prefix_cache_hits", "Prompt tokens from the prefix cache.", names, cached)
+def _beam_metrics(models: tuple[ModelSource, ...]) -> Iterator[Metric]:
+    for kind, name, text, value in BEAMS:
+        values = {(source.name,): value(source.llm.beam_counts) for source in models}
+        yield _family(kind, f"draftree_beam_{name}", text, ("model",), values)
 
 
-def _vllm_speculation(models: tuple[ModelSource, ...], names: Labels) -> Iterator[Metric]:
-    totals = {(s.name, VLLM_ENGINE): tuple(s.meter.by_draft.values()) for s in models}
-
-    def each(value: Callable[[DraftTotals], float]) -> dict[Labels, float]:
-        return {labels: sum(map(value, found)) for labels, found in totals.items()}
-
-    yield _counter("vllm:generation_tokens", "Written tokens.", names, each(lambda t: t.generated_tokens))
-    yield _counter("vllm:spec_decode_num_drafts", "Drafts of sequences.", names, each(lambda t: t.drafts))
-    drafted = each(lambda t: t.draft_tokens)
-    yield _counter("vllm:spec_decode_num_draft_tokens", "Drafted tokens.", names, drafted)
-    accepted = each(lambda t: t.accepted_tokens)
-    yield _counter("vllm:spec_decode_num_accepted_tokens", "Accepted drafted tokens.", names, accepted)
-    positions: dict[Labels, float] = {}
-    for labels, found in totals.items():
-        for one in found:
-            for position, count in enumerate(one.accepted_per_position()):
-                key = (*labels, str(position))
-                positions[key] = positions.get(key, 0) + count
-    text = "Accepted drafted tokens by position in the draft, from 0."
-    yield _counter("vllm:spec_decode_num_accepted_tokens_per_pos", text, (*names, "position"), positions)
-    gaps = {labels: merged([one.token_gaps for one in found]) for labels, found in totals.items()}
-    yield _histogram("vllm:inter_token_latency_seconds", "Seconds between two tokens.", names, gaps)
+def _learning_metrics(models: tuple[ModelSource, ...]) -> Iterator[Metric]:
+    """Yield the metrics of learning, by model and learner (`suffix` or `head`); none without learning."""
+    labels = ("model", "learner")
+    stores = [(source.name, source.llm.llm.learned) for source in models]
+    found = {(name, stats.name): stats for name, store in stores if store for stats in store.stats}
+    if not found:
+        return
+    for kind, name, text, value in LEARNING:
+        yield _family(kind, f"draftree_{name}", text, labels, {key: value(stats) for key, stats in found.items()})
+    shares = {
+        (*key, head): share
+        for key, stats in found.items()
+        for head, share in (("base", stats.base_acceptance), ("learned", stats.learned_acceptance))
+        if share is not None
+    }
+    text = "Running share of first draft tokens that the target picks, by whether the head is corrected."
+    yield _family(GAUGE, "draftree_learned_acceptance", text, (*labels, "head"), shares)
 
 
 def merged(histograms: Iterable[Histogram]) -> Histogram:
@@ -420,22 +424,10 @@ def merged(histograms: Iterable[Histogram]) -> Histogram:
     return total
 
 
-def _by_model(found: Mapping[Any, Histogram]) -> dict[Labels, Histogram]:
-    models = sorted({model for model, _ in found})
-    return {(model, VLLM_ENGINE): merged(h for labels, h in found.items() if labels[0] == model) for model in models}
-
-
-def _gauge(name: str, text: str, labels: Labels, values: Mapping[Any, float]) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=labels)
+def _family(kind: Any, name: str, text: str, labels: Labels, values: Mapping[Any, float]) -> Metric:
+    family: Metric = kind(name, text, labels=labels)
     for key, value in values.items():
-        family.add_metric(key, value)
-    return family
-
-
-def _counter(name: str, text: str, labels: Labels, values: Mapping[Any, float]) -> Metric:
-    family = CounterMetricFamily(name, text, labels=labels)
-    for key, value in values.items():
-        family.add_metric(key, value)
+        family.add_metric(key, value)  # type: ignore[attr-defined]
     return family
 
 

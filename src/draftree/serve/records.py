@@ -1,13 +1,26 @@
-"""The record of one HTTP request: filled while it is processed, then logged and counted."""
+"""The record of one HTTP request, filled while it is processed, and the log: one line per request, as JSON or text.
+
+Prompts and texts are logged only on request, keys never.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
 import re
+import sys
 import uuid
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from draftree.core.errors import harmless
+from draftree.core.host import SYSTEM_CLOCK, Clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,3 +117,152 @@ def keep_record(scope: MutableMapping[str, Any], record: RequestRecord) -> None:
 
 def current_record() -> RequestRecord | None:
     return _current.get()
+
+
+REQUESTS = logging.getLogger("draftree.serve.requests")
+LOGGERS = ("draftree", "uvicorn.error")
+HEADER = b"x-request-id"
+TRACEPARENT = b"traceparent"
+PROBES = frozenset({"/health", "/ready", "/metrics"})
+DIGITS = 6
+
+
+class RequestLog:
+    """ASGI middleware, the outermost: gives every request an id and a record, and reports the record at its end."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        on_end: Callable[[RequestRecord], None],
+        is_strict: bool = False,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._app = app
+        self._on_end = on_end
+        self._is_strict = is_strict
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = next((value for name, value in scope["headers"] if name == HEADER), None)
+        request_id = request_id_of(None if given is None else given.decode("latin-1"))
+        record = RequestRecord(request_id, scope["method"], scope["path"], self._clock(), is_strict=self._is_strict)
+        parent = next((value for name, value in scope["headers"] if name == TRACEPARENT), None)
+        record.traceparent = None if parent is None else parent.decode("latin-1")
+        keep_record(scope, record)
+        is_complete = False
+
+        async def receive_noting() -> Message:
+            message = await receive()
+            if message["type"] == "http.disconnect" and not is_complete:
+                record.is_disconnected = True
+            return message
+
+        async def send_noting(message: Message) -> None:
+            nonlocal is_complete
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                headers = [pair for pair in message.get("headers", ()) if pair[0] != HEADER]
+                message["headers"] = [*headers, (HEADER, request_id.encode("ascii")), *record.warnings()]
+            elif message["type"] == "http.response.body":
+                is_complete = not message.get("more_body", False)
+            await send(message)
+
+        try:
+            await self._app(scope, receive_noting, send_noting)
+        except Exception:
+            if not is_complete:  # otherwise it is logged, and the client has its answer
+                raise
+        finally:
+            self._end(record, scope)
+
+    def _end(self, record: RequestRecord, scope: Scope) -> None:
+        record.seconds = self._clock() - record.start
+        record.endpoint = getattr(scope.get("route"), "path", "")
+        if record.is_disconnected:
+            record.status = CLIENT_CLOSED
+        self._on_end(record)
+
+
+def log_request(record: RequestRecord) -> None:
+    level = logging.DEBUG if record.path in PROBES and record.status < 400 else logging.INFO
+    if REQUESTS.isEnabledFor(level):
+        summary = f"{record.method} {record.path} {record.status or 500} {record.seconds:.3f} s"
+        REQUESTS.log(level, summary, extra={"fields": fields(record)})
+
+
+def fields(record: RequestRecord) -> dict[str, Any]:
+    """Return the record as the values of a log line; fields without a value are left out."""
+    values = {
+        "request_id": record.request_id,
+        "method": record.method,
+        "path": record.path,
+        "status": record.status or 500,
+        "key": record.key.name,
+        "response_id": record.response_id,
+        "model": record.model,
+        "draft": record.draft,
+        "prompt_tokens": record.prompt_tokens,
+        "cached_tokens": record.cached_tokens,
+        "completion_tokens": record.completion_tokens,
+        "accepted_tokens": record.accepted_tokens,
+        "rounds": record.rounds,
+        "queue_seconds": rounded(record.queue_seconds),
+        "first_token_seconds": rounded(record.first_token_seconds),
+        "seconds": rounded(record.seconds),
+        "finish_reasons": record.finish_reasons or None,
+        "disconnected": record.is_disconnected or None,
+        "error": record.error,
+        "warnings": list(record.notes.values()) or None,
+        "prompt": record.prompt,
+        "texts": record.texts,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, DIGITS)
+
+
+class LineFormatter(logging.Formatter):
+    def __init__(self, *, as_json: bool) -> None:
+        super().__init__()
+        self._as_json = as_json
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        extra: dict[str, Any] = getattr(record, "fields", {})
+        trace = {"traceback": self.formatException(record.exc_info)} if record.exc_info else {}
+        if self._as_json:
+            head = {"time": time, "level": record.levelname.lower(), "logger": record.name}
+            message = {} if extra else {"message": record.getMessage()}
+            return json.dumps(head | message | extra | trace, default=str)
+        shown = " ".join(f"{name}={value}" for name, value in extra.items() if name not in IN_SUMMARY)
+        line = harmless(" ".join(filter(None, (time, record.levelname.lower(), record.getMessage(), shown))))
+        return "\n".join([line.replace("\n", "\\n"), *(harmless(text) for text in trace.values())])
+
+
+IN_SUMMARY = frozenset({"method", "path", "status", "seconds"})
+
+
+@contextmanager
+def configured_logs(*, as_json: bool, level: str, stream: TextIO | None = None) -> Iterator[None]:
+    """Write the logs of the server and of its libraries to a stream while the context lasts."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(LineFormatter(as_json=as_json))
+    before = [(logger, logger.level, logger.propagate) for logger in map(logging.getLogger, LOGGERS)]
+    for logger, _, _ in before:
+        logger.addHandler(handler)
+        logger.setLevel(level.upper())
+        logger.propagate = False
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its start and stop are logged by the command
+    try:
+        yield
+    finally:
+        for logger, old_level, propagates in before:
+            logger.removeHandler(handler)
+            logger.setLevel(old_level)
+            logger.propagate = propagates

@@ -25,8 +25,8 @@ from draftree.sampling.params import SamplingParams
 from draftree.serve.access import KeyRing
 from draftree.serve.app import create_app
 from draftree.serve.listening import ConnectionLimits, FullNotice, TimedProtocol, tls_options, url_of
-from draftree.serve.logs import configured_logs
 from draftree.serve.pool import ModelPool, ServedModel, load_models
+from draftree.serve.records import configured_logs
 from draftree.serve.server import Server
 from draftree.serve.settings import ServerSettings
 from draftree.serve.verify.layer_passes import require_divisible

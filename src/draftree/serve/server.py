@@ -16,13 +16,12 @@ from draftree.core.errors import RankError
 from draftree.core.host import SYSTEM_CLOCK
 from draftree.options import RequestOptions
 from draftree.serve.access import Authentication, HostCheck, KeyRing, SecurityHeaders
+from draftree.serve.errors import encode_json
 from draftree.serve.gate import Gate
-from draftree.serve.json_text import encode_json
 from draftree.serve.limits import BodyLimit, TimeLimit
-from draftree.serve.logs import RequestLog, log_request
 from draftree.serve.metrics import Metrics, ModelMeter, ModelSource, RequestMeter
 from draftree.serve.pool import ModelPool, ServedModel
-from draftree.serve.records import ApiKey, RequestRecord, record_of
+from draftree.serve.records import ApiKey, RequestLog, RequestRecord, log_request, record_of
 from draftree.serve.rounds import RoundFeed, ServerTraces
 from draftree.serve.settings import ServerSettings
 from draftree.serve.telemetry import Telemetry

@@ -11,8 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from draftree.serve.errors import ApiError, Shape, api_error
-from draftree.serve.json_text import encode_json
+from draftree.serve.errors import ApiError, Shape, api_error, encode_json
 from draftree.serve.records import record_of
 
 Result = TypeVar("Result")

@@ -10,8 +10,7 @@ from pydantic import BaseModel, Field
 
 from draftree.serve.api.chat import AnswerUpdate, Chat, encoded_chat, running_chat
 from draftree.serve.api.common import GENERATED, documented_errors
-from draftree.serve.errors import ApiError, invalid, shaped_route
-from draftree.serve.json_text import JsonResponse
+from draftree.serve.errors import ApiError, JsonResponse, invalid, shaped_route
 from draftree.serve.render import usage_json
 from draftree.serve.schema import Body, ChatBody, Effect, Items, ignored, note, refused, validated
 from draftree.serve.streams import EventStream, event, respond

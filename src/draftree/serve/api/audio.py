@@ -21,9 +21,8 @@ from draftree.options import WholeStart
 from draftree.outputs import Completion
 from draftree.serve.api.common import ERRORS, model_of, running_job, server_of
 from draftree.serve.audio import read_sound, segments_json, srt, vtt
-from draftree.serve.errors import invalid
+from draftree.serve.errors import JsonResponse, invalid
 from draftree.serve.job import Job
-from draftree.serve.json_text import JsonResponse
 from draftree.serve.params import checked_options, named_error
 from draftree.serve.pool import ServedModel
 from draftree.serve.schema import Body, Effect, refused, validated

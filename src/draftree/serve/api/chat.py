@@ -17,9 +17,8 @@ from draftree.engine.sequence import TokenLogprob, Update
 from draftree.outputs import Completion
 from draftree.serve.api.beams import chat_request, searched
 from draftree.serve.api.common import ERRORS, GENERATED, NO_NAMES, model_of, running_job, server_of
-from draftree.serve.errors import invalid
+from draftree.serve.errors import JsonResponse, invalid
 from draftree.serve.job import ChoiceUpdate, Job
-from draftree.serve.json_text import JsonResponse
 from draftree.serve.logprobs import chat_logprobs, prompt_logprobs_json
 from draftree.serve.params import Encode, chat_options, named_error, note_unenforced
 from draftree.serve.pool import ServedModel

@@ -16,9 +16,8 @@ from draftree.outputs import Completion
 from draftree.sampling.params import SamplingParams
 from draftree.serve.api.beams import completion_request, searched
 from draftree.serve.api.common import ERRORS, GENERATED, NO_NAMES, model_of, running_job, server_of
-from draftree.serve.errors import invalid
+from draftree.serve.errors import JsonResponse, invalid
 from draftree.serve.job import ChoiceUpdate, Job
-from draftree.serve.json_text import JsonResponse
 from draftree.serve.logprobs import OffsetLogprobs, prompt_logprobs_json
 from draftree.serve.params import Encode, completion_options, named_error, note_unenforced
 from draftree.serve.pool import ServedModel

@@ -10,8 +10,8 @@ from pydantic import Field
 
 from draftree.serve.api.common import ERRORS, GENERATED
 from draftree.serve.api.completions import Continuation, running_completion
+from draftree.serve.errors import JsonResponse
 from draftree.serve.job import ChoiceUpdate
-from draftree.serve.json_text import JsonResponse
 from draftree.serve.render import usage_json
 from draftree.serve.schema import SHARED, Body, CompletionBody, Effect, Items, ignored, validated
 from draftree.serve.streams import EventStream, event, respond

@@ -16,9 +16,8 @@ from draftree.engine.sequence import Update
 from draftree.serve.api.chat import running_chat
 from draftree.serve.api.common import documented_errors, model_of, server_of
 from draftree.serve.api.completions import running_completion
-from draftree.serve.errors import ApiError, invalid, shaped_route
+from draftree.serve.errors import ApiError, JsonResponse, encode_json, invalid, shaped_route
 from draftree.serve.job import Job
-from draftree.serve.json_text import JsonResponse, encode_json
 from draftree.serve.logprobs import chat_logprobs
 from draftree.serve.pool import ServedModel
 from draftree.serve.reasoning import reasoning_format

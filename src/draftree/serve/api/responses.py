@@ -16,9 +16,8 @@ from pydantic import AfterValidator, Field
 from draftree.core.errors import InvalidRequestError, suggestion
 from draftree.options import RequestOptions
 from draftree.serve.api.common import ERRORS, GENERATED, model_of, running_job, server_of
-from draftree.serve.errors import ApiError, api_error, invalid
+from draftree.serve.errors import ApiError, JsonResponse, api_error, invalid
 from draftree.serve.job import ChoiceUpdate, Job
-from draftree.serve.json_text import JsonResponse
 from draftree.serve.logprobs import chat_logprobs
 from draftree.serve.params import Checked, Encode, build_options, named_error, note_unenforced
 from draftree.serve.pool import ServedModel

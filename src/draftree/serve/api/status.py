@@ -10,8 +10,8 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from draftree.serve.api.common import ERRORS, model_of, server_of
-from draftree.serve.json_text import JsonResponse
-from draftree.serve.metrics import CONTENT_TYPE, learned_status
+from draftree.serve.errors import JsonResponse
+from draftree.serve.metrics import CONTENT_TYPE
 from draftree.serve.pool import ServedModel
 from draftree.serve.server import Server
 from draftree.serve.streams import EventStream, event
@@ -109,7 +109,7 @@ def model_status(server: Server, model: ServedModel) -> dict[str, Any]:
         "quantization": llm.quantization,
         "explain": llm.planner.explain(),
         "sampling": dataclasses.asdict(llm.requests.defaults),
-        "learned": learned_status(llm.learned),
+        "learned": [] if llm.learned is None else [dataclasses.asdict(stats) for stats in llm.learned.stats],
     }
 
 

@@ -7,8 +7,7 @@ from fastapi import APIRouter, Request, Response
 from draftree.core.errors import InvalidRequestError
 from draftree.serve.api.chat import adds_prompt, template_messages, template_variables
 from draftree.serve.api.common import ERRORS, model_of, server_of
-from draftree.serve.errors import invalid
-from draftree.serve.json_text import JsonResponse
+from draftree.serve.errors import JsonResponse, invalid
 from draftree.serve.params import named_error
 from draftree.serve.pool import ServedModel
 from draftree.serve.schema import DetokenizeBody, TokenizeBody, note

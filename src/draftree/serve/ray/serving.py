@@ -10,9 +10,9 @@ from typing import Self
 
 from draftree.parallel.entry import stop_ranks
 from draftree.serve.app import create_app
-from draftree.serve.logs import configured_logs
 from draftree.serve.pool import ModelPool, load_models, start_other_ranks
 from draftree.serve.ray.routing import App
+from draftree.serve.records import configured_logs
 from draftree.serve.settings import ServerSettings
 
 RANK_SECONDS = 10.0

@@ -8,8 +8,7 @@ from fastapi import APIRouter, FastAPI, Query, Request, Response, WebSocket, Web
 
 from draftree.remote.tokenizers import files_digest, tokenizer_files
 from draftree.serve.api.common import ERRORS, model_of, server_of
-from draftree.serve.errors import ApiError
-from draftree.serve.json_text import JsonResponse
+from draftree.serve.errors import ApiError, JsonResponse
 from draftree.serve.server import Server
 from draftree.serve.verify.service import VerifyService
 from draftree.serve.verify.sessions import Talk
