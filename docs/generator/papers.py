@@ -140,7 +140,7 @@ def make() -> str:
     """The page; a paper that `TITLES` does not have yet is listed by its number alone."""
     files = cited()
     return page(
-        "# For readers of the papers",
+        "# Papers",
         "<!-- Made by docs/build.py from the sources and docs/generator/papers.py, then `make docs`. -->",
         "Which paper is in which file. Paths are below `src/draftree/`; every file that names the paper is listed, the "
         "one with the method first. Where a file differs from its paper, its docstring says how. Terms of the papers "
