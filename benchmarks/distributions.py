@@ -12,36 +12,31 @@ import typer
 from closeness import DistributionSettings, prepare
 
 from draftree.cli.bench import COMPARED, HOW, Category, Limit, MaxTokens, Output, Prompts, Seed, listed, write_and_show
-from draftree.cli.options import Device, Dtype, Model, Threads, TrustRemoteCode, complete_model, require_new
+from draftree.cli.layout import option
+from draftree.cli.options import Model, Setup, complete_model, require_new, takes_setup
 from draftree.cli.render import resolve_with_bar
 from draftree.core.errors import DraftreeError
 from draftree.lab.analysis.theory import kept_by_rule
 
 
+@takes_setup("dtype", "device", "threads", "trust_remote_code")
 def distributions(
     model: Model,
     *,
     draft_model: Annotated[
         str,
-        typer.Option(
-            help="The drafter's model.", metavar="NAME", autocompletion=complete_model, rich_help_panel=COMPARED
-        ),
+        option("The drafter's model.", "NAME", COMPARED, complete=complete_model),
     ],
     temperatures: Annotated[
-        str, typer.Option(help="Temperatures of texts and distributions.", metavar="X,X,...", rich_help_panel=COMPARED)
+        str, option("Temperatures of texts and distributions.", "X,X,...", COMPARED)
     ] = "0,0.5,0.8,1,1.25,1.5",
     prompts: Prompts = None,
     category: Category = None,
     limit: Limit = None,
     max_tokens: MaxTokens = 48,
     seed: Seed = 0,
-    draws: Annotated[
-        int, typer.Option(help="Number of noise seeds to average over.", metavar="N", rich_help_panel=HOW)
-    ] = 8,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    threads: Threads = None,
-    trust_remote_code: TrustRemoteCode = False,
+    draws: Annotated[int, option("Number of noise seeds to average over.", "N", HOW)] = 8,
+    setup: Setup,
     output: Output = None,
 ) -> None:
     """Compare a drafter's distributions with the target's: acceptance rates, also under each verifier."""
@@ -56,10 +51,10 @@ def distributions(
         max_tokens=max_tokens,
         seed=seed,
         draws=draws,
-        dtype=dtype,
-        device=device,
-        threads=threads,
-        trust_remote_code=trust_remote_code,
+        dtype=setup.dtype,
+        device=setup.device,
+        threads=setup.threads,
+        trust_remote_code=setup.trust_remote_code,
     )
     ready = prepare(settings, fetch=resolve_with_bar)
     distribution_lines = (("distribution", record) for records in ready.run(kept_by_rule) for record in records)

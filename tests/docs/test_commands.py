@@ -13,7 +13,8 @@ import pytest
 from documents import DOCS, ROOT, Block, blocks, commands, documents, guide, matches
 from generator import examples
 
-from draftree.cli import generate
+from draftree.cli import batch
+from draftree.cli import runs as commanded
 from draftree.cli.commands import Entry
 from draftree.cli.main import run
 from draftree.drafters import head
@@ -71,9 +72,9 @@ def read_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Entry, "load", quiet)
     monkeypatch.setattr(head, "read_config", head_of_examples)
-    monkeypatch.setattr(generate, "write_and_report", check)
-    monkeypatch.setattr(generate, "compare_and_report", check)
-    monkeypatch.setattr(generate, "write_batch_and_report", check)
+    monkeypatch.setattr(commanded, "write_and_report", check)
+    monkeypatch.setattr(commanded, "compare_and_report", check)
+    monkeypatch.setattr(batch, "write_prompts", check)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a prompt")))
 
 

@@ -21,51 +21,36 @@ if TYPE_CHECKING:
 
 __all__ = ["analyse"]
 
-Model = Annotated[
-    str | None,
-    argument(
-        "A model as for 'draftree generate'; not needed for figures of --trace and --results alone.",
-        "MODEL",
-        complete=complete_model,
-    ),
-]
-Draft = Annotated[str | None, option("The drafter; needed with a model.", "SPEC", SPECULATION, complete=complete_draft)]
-Tree = Annotated[
-    str,
-    option(
-        "Shape of the wide tree that is recorded at every position, for drafters with shapes.", "SHAPE", SPECULATION
-    ),
-]
-Merge = Annotated[
-    list[str] | None,
-    option(
-        "A drafter that is merged with --draft for the figures of merged trees; repeatable. If not given: suffix, "
-        "ngram, lookahead and model:stories15m.",
-        "SPEC",
-        SPECULATION,
-    ),
-]
-Figures = Annotated[
-    str | None,
-    option("Names of figures, separated by commas; all that there are data for if not given.", "NAME,...", OUTPUT),
-]
-Traces = Annotated[
-    list[Path] | None, option("A trace of --record; repeatable.", "FILE", "Recorded data", names="--trace")
-]
-ResultsFiles = Annotated[
-    list[Path] | None, option("A results file; repeatable.", "FILE", "Recorded data", names="--results")
-]
-Listing = Annotated[bool, option("List all figures and end.", panel=OUTPUT, names="--list")]
-Folder = Annotated[Path | None, option("Folder of the figures, and of the recorded traces.", "DIR", OUTPUT)]
-
 
 @takes_setup(*EXECUTION_OPTIONS, generation_config="none")
 def analyse(
-    model: Model = None,
+    model: Annotated[
+        str | None,
+        argument(
+            "A model as for 'draftree generate'; not needed for figures of --trace and --results alone.",
+            "MODEL",
+            complete=complete_model,
+        ),
+    ] = None,
     *,
-    draft: Draft = None,
-    tree: Tree = "8-2-2-1-1",
-    merge: Merge = None,
+    draft: Annotated[
+        str | None, option("The drafter; needed with a model.", "SPEC", SPECULATION, complete=complete_draft)
+    ] = None,
+    tree: Annotated[
+        str,
+        option(
+            "Shape of the wide tree that is recorded at every position, for drafters with shapes.", "SHAPE", SPECULATION
+        ),
+    ] = "8-2-2-1-1",
+    merge: Annotated[
+        list[str] | None,
+        option(
+            "A drafter that is merged with --draft for the figures of merged trees; repeatable. If not given: suffix, "
+            "ngram, lookahead and model:stories15m.",
+            "SPEC",
+            SPECULATION,
+        ),
+    ] = None,
     prompts: Prompts = None,
     category: Category = None,
     limit: Limit = None,
@@ -73,11 +58,18 @@ def analyse(
     temperature: Annotated[float, option("0 takes the most likely token.", "X", PROMPTS)] = 0.0,
     seed: Seed = 0,
     setup: Setup,
-    trace: Traces = None,
-    results: ResultsFiles = None,
-    figures: Figures = None,
-    listing: Listing = False,
-    output: Folder = None,
+    trace: Annotated[
+        list[Path] | None, option("A trace of --record; repeatable.", "FILE", "Recorded data", names="--trace")
+    ] = None,
+    results: Annotated[
+        list[Path] | None, option("A results file; repeatable.", "FILE", "Recorded data", names="--results")
+    ] = None,
+    figures: Annotated[
+        str | None,
+        option("Names of figures, separated by commas; all that there are data for if not given.", "NAME,...", OUTPUT),
+    ] = None,
+    listing: Annotated[bool, option("List all figures and end.", panel=OUTPUT, names="--list")] = False,
+    output: Annotated[Path | None, option("Folder of the figures, and of the recorded traces.", "DIR", OUTPUT)] = None,
 ) -> None:
     """Draw the figures of speculative decoding from runs of a model, from traces and from results files.
 

@@ -144,14 +144,6 @@ def record_file(output: Path | None) -> Iterator[RecordFile]:
 
 INTERRUPTED = 130
 
-Peer = Annotated[
-    bool, option("Run the same jobs with transformers, interleaved.", panel=COMPARED, names="--peer/--no-peer")
-]
-Batch = Annotated[int, option("Number of concurrent prompts.", "N", HOW)]
-Record = Annotated[
-    Path | None, option("A folder for a trace of each drafting method, for 'bench simulate'.", "DIR", HOW)
-]
-
 
 @takes_setup(*EXECUTION_OPTIONS, *PARALLEL_OPTIONS)
 def run(
@@ -160,7 +152,9 @@ def run(
     draft: Drafts = None,
     plan: Plans = None,
     verify: Verify = "coupled",
-    peer: Peer = False,
+    peer: Annotated[
+        bool, option("Run the same jobs with transformers, interleaved.", panel=COMPARED, names="--peer/--no-peer")
+    ] = False,
     prompts: Prompts = None,
     category: Category = None,
     limit: Limit = None,
@@ -168,10 +162,12 @@ def run(
     temperature: Temperature = 0.0,
     seed: Seed = 0,
     repeats: Repeats = 3,
-    batch: Batch = 1,
+    batch: Annotated[int, option("Number of concurrent prompts.", "N", HOW)] = 1,
     setup: Setup,
     output: Output = None,
-    record: Record = None,
+    record: Annotated[
+        Path | None, option("A folder for a trace of each drafting method, for 'bench simulate'.", "DIR", HOW)
+    ] = None,
 ) -> None:
     """Run every prompt with every method, interleaved, and compare the speeds."""
     setup = dataclasses.replace(setup, model=model)
@@ -365,23 +361,6 @@ WORSE = 1
 """Exit status if something is worse than the baseline, or a submission is not valid."""
 BASELINE = "Baseline"
 
-SpecBench = Annotated[Path | None, option("Questions of Spec-Bench, JSON lines.", "FILE", PROMPTS)]
-HumanEval = Annotated[Path | None, option("Tasks of HumanEval, JSON lines.", "FILE", PROMPTS)]
-Shipped = Annotated[bool, option("Use the prompts of the package.", panel=PROMPTS, names="--shipped/--no-shipped")]
-Submission = Annotated[
-    Path | None,
-    option(
-        "Submission, JSON. Measurements are kept beside it in a file .jsonl, and the same command continues an "
-        "interrupted run.",
-        "FILE",
-        OUTPUT,
-    ),
-]
-Baseline = Annotated[
-    Path | None, option("A stored submission; the exit status is 1 if a method is worse now.", "FILE", BASELINE)
-]
-TokensTolerance = Annotated[float, option("Share by which tokens per pass may be lower.", "X", BASELINE)]
-ScoreTolerance = Annotated[float, option("Share by which the speed over plain may be lower.", "X", BASELINE)]
 Files = Annotated[list[Path], argument("Submissions.", "FILE...")]
 
 
@@ -392,9 +371,11 @@ def suite(
     draft: Drafts = None,
     plan: Plans = None,
     verify: Verify = "coupled",
-    spec_bench: SpecBench = None,
-    humaneval: HumanEval = None,
-    shipped: Shipped = True,
+    spec_bench: Annotated[Path | None, option("Questions of Spec-Bench, JSON lines.", "FILE", PROMPTS)] = None,
+    humaneval: Annotated[Path | None, option("Tasks of HumanEval, JSON lines.", "FILE", PROMPTS)] = None,
+    shipped: Annotated[
+        bool, option("Use the prompts of the package.", panel=PROMPTS, names="--shipped/--no-shipped")
+    ] = True,
     category: Category = None,
     limit: Limit = None,
     max_tokens: MaxTokens = 128,
@@ -402,10 +383,22 @@ def suite(
     seed: Seed = 0,
     repeats: Repeats = 1,
     setup: Setup,
-    baseline: Baseline = None,
-    tokens_tolerance: TokensTolerance = 0.02,
-    score_tolerance: ScoreTolerance = 0.25,
-    output: Submission = None,
+    baseline: Annotated[
+        Path | None, option("A stored submission; the exit status is 1 if a method is worse now.", "FILE", BASELINE)
+    ] = None,
+    tokens_tolerance: Annotated[float, option("Share by which tokens per pass may be lower.", "X", BASELINE)] = 0.02,
+    score_tolerance: Annotated[
+        float, option("Share by which the speed over plain may be lower.", "X", BASELINE)
+    ] = 0.25,
+    output: Annotated[
+        Path | None,
+        option(
+            "Submission, JSON. Measurements are kept beside it in a file .jsonl, and the same command continues an "
+            "interrupted run.",
+            "FILE",
+            OUTPUT,
+        ),
+    ] = None,
 ) -> None:
     """Score methods on prompt sets, interleaved with plain decoding, for a submission that others can compare.
 

@@ -37,34 +37,30 @@ DEFAULTS = (None, False, "auto", "coupled")
 Lines = Iterator[tuple[str, str]]
 
 
-Subject = Annotated[
-    str | None,
-    argument(
-        "A name of 'draftree models', a folder, a GGUF file or a hub id; without one, the machine alone.",
-        "MODEL",
-        complete=complete_model,
-    ),
-]
-Draft = Annotated[
-    str | None, option("A drafter, as for 'draftree generate'.", "SPEC", SPECULATION, complete=complete_draft)
-]
-Length = Annotated[
-    int | None, option("Tokens per slot, prompt and text; 2048 or the context length if not given.", "N", EXECUTION)
-]
-Measure = Annotated[
-    bool,
-    option("Measure memory bandwidth, matrix products and passes, and compare them.", panel=OUTPUT, names="--measure"),
-]
-
-
 @takes_setup(*EXECUTION_OPTIONS, "verify")
 def doctor(
-    model: Subject = None,
+    model: Annotated[
+        str | None,
+        argument(
+            "A name of 'draftree models', a folder, a GGUF file or a hub id; without one, the machine alone.",
+            "MODEL",
+            complete=complete_model,
+        ),
+    ] = None,
     *,
-    draft: Draft = None,
-    length: Length = None,
+    draft: Annotated[
+        str | None, option("A drafter, as for 'draftree generate'.", "SPEC", SPECULATION, complete=complete_draft)
+    ] = None,
+    length: Annotated[
+        int | None, option("Tokens per slot, prompt and text; 2048 or the context length if not given.", "N", EXECUTION)
+    ] = None,
     setup: Setup,
-    measure: Measure = False,
+    measure: Annotated[
+        bool,
+        option(
+            "Measure memory bandwidth, matrix products and passes, and compare them.", panel=OUTPUT, names="--measure"
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Report how a model runs on this machine, and why."""

@@ -106,7 +106,6 @@ models.command("part", cls=PlainCommand)(write_part)
 
 NAMES_HELP = "Names of the list, or 'all'."
 Names = Annotated[list[str], argument(NAMES_HELP, "NAME...", complete=complete_model)]
-CachedNames = Annotated[list[str], argument(NAMES_HELP, "NAME...", complete=complete_cached)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +184,7 @@ def check_folder(name: str, cache: Cache) -> bool:
 
 
 @models.command("remove", cls=PlainCommand)
-def remove_models(names: CachedNames) -> None:
+def remove_models(names: Annotated[list[str], argument(NAMES_HELP, "NAME...", complete=complete_cached)]) -> None:
     """Remove models from the cache, or by name from the hub client's cache, which other programs share."""
     cache = Cache()
     hub = {row.name: Path(row.folder) for row in hub_rows() if row.folder}

@@ -269,22 +269,24 @@ def option_of(field: dataclasses.Field[Any]) -> inspect.Parameter:
     )
 
 
-DecoderPrompt = Annotated[
-    str | None,
-    option("Encoder-decoder models: what the decoder continues; its tokens are not part of the text.", "TEXT", TEXT),
-]
-SourceLang = Annotated[
-    str | None,
-    option(
-        "Multilingual models: language of the prompt, as the tokenizer writes it (en, en_XX, eng_Latn).", "CODE", TEXT
-    ),
-]
-TargetLang = Annotated[
-    str | None, option("Multilingual models: language of the text, as the tokenizer writes it.", "CODE", TEXT)
-]
-
-
 def decoder_of(
-    *, decoder_prompt: DecoderPrompt = None, source_lang: SourceLang = None, target_lang: TargetLang = None
+    *,
+    decoder_prompt: Annotated[
+        str | None,
+        option(
+            "Encoder-decoder models: what the decoder continues; its tokens are not part of the text.", "TEXT", TEXT
+        ),
+    ] = None,
+    source_lang: Annotated[
+        str | None,
+        option(
+            "Multilingual models: language of the prompt, as the tokenizer writes it (en, en_XX, eng_Latn).",
+            "CODE",
+            TEXT,
+        ),
+    ] = None,
+    target_lang: Annotated[
+        str | None, option("Multilingual models: language of the text, as the tokenizer writes it.", "CODE", TEXT)
+    ] = None,
 ) -> DecoderOptions:
     return {"decoder_prompt": decoder_prompt, "source_lang": source_lang, "target_lang": target_lang}

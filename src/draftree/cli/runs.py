@@ -20,10 +20,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
+import typer
 
 from draftree.build import choose_methods
 from draftree.cli.options import Setup
-from draftree.cli.prompt import Task
+from draftree.cli.prompt import Request, Task
 from draftree.cli.render import Style, decode_rate, decoding_line, is_terminal, note, resolve_with_bar, say, waiting
 from draftree.core.errors import ConfigurationError
 from draftree.core.files import shown_name
@@ -448,3 +449,84 @@ class Recordings:
                 sizes = (planner.parts, planner.pass_seconds)
                 header = TraceHeader(shown_name(model), how.draft, how.verify, plan, *sizes, about)
                 self._writers[method.name].begin(header)
+
+
+def check_beside(setup: Setup, *, compare: bool, record: Path | None) -> None:
+    """Check that comparisons and traces have a drafter and a single run."""
+    if record is not None and compare:
+        raise typer.BadParameter("a trace records one run: leave --compare out", param_hint="--record")
+    if record is not None and setup.is_plain:
+        raise typer.BadParameter("without a drafter there is nothing to record: add --draft", param_hint="--record")
+    if compare and setup.is_plain:
+        raise typer.BadParameter(
+            "there is nothing to compare with: name a drafter with --draft", param_hint="--compare"
+        )
+
+
+def write_and_report(
+    setup: Setup, request: Request, screen: Screen | None, *, notes: Style, record: Path | None
+) -> None:
+    loaded = fetch_and_load(setup)
+    setup = setup.decided(loaded)
+    check_beside(setup, compare=False, record=record)
+    with recorded(record, setup, loaded, request.params) as llm:
+        announce_methods(setup, llm, request.params, notes)
+        announce(setup, screen, notes)
+        request = request.met(llm)
+        run = write(llm, setup, request.task, params=request.params, screen=screen)
+        save_learned(llm)
+    if screen is None:
+        say(dump(report(run, llm.model)) + "\n")
+    else:
+        say_choice(setup, notes)
+        note(notes.dim(run.summary))
+        if llm.model.note:
+            note(notes.dim(llm.model.note))
+
+
+def compare_and_report(setup: Setup, request: Request, screen: Screen | None, notes: Style) -> None:
+    setup.methods()
+    request = dataclasses.replace(request, params=comparable(request.params, setup.verify))
+    loaded = fetch_and_load(setup)
+    setup = setup.decided(loaded)
+    check_beside(setup, compare=True, record=None)
+    fast = setup.llm(loaded)
+    announce_methods(setup, fast, request.params, notes)
+    without = setup.plainly()
+    plain = without.llm(loaded)
+    request = request.met(fast)
+    for llm in (plain, fast):
+        warm_up(llm, request.params.constraint, request.task)
+    announce(setup, screen, notes)
+    live = screen is not None and screen.live
+    plain_params = dataclasses.replace(request.params, prediction=None)
+    before = write(plain, without, request.task, params=plain_params, screen=screen if live else None)
+    if screen is not None:
+        note(notes.dim(f"plain: {before.summary}"))
+    fast_run = write(fast, setup, request.task, params=request.params, screen=screen)
+    save_learned(fast)
+    plain.forget()
+    plain_runs = [before, write(plain, without, request.task, params=plain_params, screen=None)]
+    equal = all(are_equal(run, fast_run) for run in plain_runs)
+    if screen is None:
+        beside = {"plain": report(before, loaded.model), "equal": equal, "speedup": speedup(plain_runs, fast_run)}
+        say(dump(report(fast_run, loaded.model) | beside) + "\n")
+    else:
+        say_choice(setup, notes)
+        note(notes.dim(f"{setup.draft}: {fast_run.summary}"))
+        note(notes.dim(f"plain again: {plain_runs[1].summary}"))
+        note(notes.bold(verdict(plain_runs, fast_run)))
+    if not equal:
+        raise typer.Exit(1)
+
+
+def say_choice(setup: Setup, notes: Style) -> None:
+    """Print what `auto` stood for, and why, if no drafter was named."""
+    if setup.auto_note:
+        note(notes.dim(setup.auto_note))
+
+
+def announce(setup: Setup, screen: Screen | None, notes: Style) -> None:
+    """Print once what the colours mean, if colours are shown."""
+    if screen is not None and screen.style.coloured and notes.coloured and not setup.is_plain:
+        note(f"{notes.accepted('drafted and accepted')}, target token")

@@ -84,16 +84,6 @@ Drafts = Annotated[
         complete=complete_draft,
     ),
 ]
-Replicas = Annotated[
-    str | None,
-    option(
-        "Number of engines on this machine, each with its own weights, or a range such as 1-4 for as many as the load "
-        "needs. A request whose replica fails continues on another one. Needs the extra ray; the limits of running and "
-        "waiting requests are those of one replica.",
-        "N",
-        EXECUTION,
-    ),
-]
 
 
 @takes("options", settings_of)
@@ -101,7 +91,16 @@ def serve(
     models: Models,
     *,
     draft: Drafts = [],  # noqa: B006, read only
-    replicas: Replicas = None,
+    replicas: Annotated[
+        str | None,
+        option(
+            "Number of engines on this machine, each with its own weights, or a range such as 1-4 for as many as the "
+            "load needs. A request whose replica fails continues on another one. Needs the extra ray; the limits of "
+            "running and waiting requests are those of one replica.",
+            "N",
+            EXECUTION,
+        ),
+    ] = None,
     options: Mapping[str, Any],
 ) -> None:
     """Serve models with an OpenAI-compatible HTTP API, on this machine only unless --host is given.

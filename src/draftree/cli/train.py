@@ -28,60 +28,6 @@ if TYPE_CHECKING:
 
 FILES, BUDGET, RECIPE, EVALUATION = "Files", "Budget", "Recipe", "Evaluation"
 
-Data = Annotated[
-    list[Path], option("Folder of 'draftree train data'; repeatable for data of one target.", "FOLDER", FILES)
-]
-Output = Annotated[Path, option("New folder of the result.", "FOLDER", FILES)]
-Resume = Annotated[bool, option("Continue the run in the output folder.", panel=FILES, names="--resume")]
-Minutes = Annotated[
-    float | None, option("Minutes of training; 60 if neither --steps nor --tokens is given.", "X", BUDGET)
-]
-Steps = Annotated[int | None, option("Maximum number of updates.", "N", BUDGET)]
-Tokens = Annotated[int | None, option("Maximum number of trained predictions, repeated ones included.", "N", BUDGET)]
-Loss = Annotated[
-    str,
-    option(
-        "Loss of the later part: coupled, coupled_miss, lk, lk_hybrid, tv, kl, reverse_kl or cross_entropy.",
-        "NAME",
-        RECIPE,
-    ),
-]
-FirstLoss = Annotated[str, option("Loss of the first part.", "NAME", RECIPE)]
-FirstShare = Annotated[float, option("Share of the budget of the first part.", "X", RECIPE)]
-Temperature = Annotated[float, option("Temperature at which target and drafter are compared.", "X", RECIPE)]
-Levels = Annotated[int, option("Levels of training on the drafter's own states.", "N", RECIPE)]
-LevelsFrom = Annotated[float, option("Share of the budget that trains the first level only.", "X", RECIPE)]
-Decay = Annotated[
-    float | None,
-    option(
-        "Weight of each level relative to the one before; by survival of the drafts if not given.",
-        "X",
-        RECIPE,
-        names="--level-decay",
-    ),
-]
-Optimizer = Annotated[str, option("muon (matrices of layers; adamw for the rest) or adamw.", "NAME", RECIPE)]
-LearningRate = Annotated[float, option("Highest learning rate.", "X", RECIPE)]
-BatchTokens = Annotated[int, option("Tokens of a batch.", "N", RECIPE)]
-MaxLength = Annotated[int | None, option("Cut longer texts; no limit if not given.", "N", RECIPE)]
-Seed = Annotated[int, option("Seed of first weights and of the order of texts.", "N", RECIPE)]
-Dtype = Annotated[
-    str, option("Dtype of computation: auto, float32 or bfloat16; weights are updated in float32.", "NAME", "Execution")
-]
-Depth = Annotated[int, option("Levels of drafts in evaluations, and by default later.", "N", EVALUATION)]
-EvaluateEvery = Annotated[int, option("Updates between evaluations on unseen texts.", "N", EVALUATION)]
-Patience = Annotated[
-    int,
-    option("End after so many evaluations without a better acceptance length; 0 for no early end.", "N", EVALUATION),
-]
-DataTokens = Annotated[
-    int | None,
-    option(
-        "Train on the first texts with so many tokens only, prompts included; on all texts if not given.", "N", FILES
-    ),
-]
-UnseenShare = Annotated[float, option("Share of the prompts that are kept for evaluations.", "X", EVALUATION)]
-
 
 LINE_SECONDS = 60.0
 INTERRUPTED = 130
@@ -158,30 +104,70 @@ class Run:
 def run_of(
     model: Model,
     *,
-    data: Data,
-    data_tokens: DataTokens = None,
-    output: Output,
-    resume: Resume = False,
-    minutes: Minutes = None,
-    steps: Steps = None,
-    tokens: Tokens = None,
-    loss: Loss = "coupled",
-    first_loss: FirstLoss = "kl",
-    first_share: FirstShare = 0.5,
-    temperature: Temperature = 0.8,
-    levels: Levels = 3,
-    levels_from: LevelsFrom = 0.4,
-    level_decay: Decay = None,
-    optimizer: Optimizer = "muon",
-    learning_rate: LearningRate = 2e-3,
-    batch_tokens: BatchTokens = 6144,
-    max_length: MaxLength = None,
-    seed: Seed = 0,
-    depth: Depth = 4,
-    evaluate_every: EvaluateEvery = 50,
-    patience: Patience = 8,
-    unseen_share: UnseenShare = 0.05,
-    dtype: Dtype = "auto",
+    data: Annotated[
+        list[Path], option("Folder of 'draftree train data'; repeatable for data of one target.", "FOLDER", FILES)
+    ],
+    data_tokens: Annotated[
+        int | None,
+        option(
+            "Train on the first texts with so many tokens only, prompts included; on all texts if not given.",
+            "N",
+            FILES,
+        ),
+    ] = None,
+    output: Annotated[Path, option("New folder of the result.", "FOLDER", FILES)],
+    resume: Annotated[bool, option("Continue the run in the output folder.", panel=FILES, names="--resume")] = False,
+    minutes: Annotated[
+        float | None, option("Minutes of training; 60 if neither --steps nor --tokens is given.", "X", BUDGET)
+    ] = None,
+    steps: Annotated[int | None, option("Maximum number of updates.", "N", BUDGET)] = None,
+    tokens: Annotated[
+        int | None, option("Maximum number of trained predictions, repeated ones included.", "N", BUDGET)
+    ] = None,
+    loss: Annotated[
+        str,
+        option(
+            "Loss of the later part: coupled, coupled_miss, lk, lk_hybrid, tv, kl, reverse_kl or cross_entropy.",
+            "NAME",
+            RECIPE,
+        ),
+    ] = "coupled",
+    first_loss: Annotated[str, option("Loss of the first part.", "NAME", RECIPE)] = "kl",
+    first_share: Annotated[float, option("Share of the budget of the first part.", "X", RECIPE)] = 0.5,
+    temperature: Annotated[float, option("Temperature at which target and drafter are compared.", "X", RECIPE)] = 0.8,
+    levels: Annotated[int, option("Levels of training on the drafter's own states.", "N", RECIPE)] = 3,
+    levels_from: Annotated[float, option("Share of the budget that trains the first level only.", "X", RECIPE)] = 0.4,
+    level_decay: Annotated[
+        float | None,
+        option(
+            "Weight of each level relative to the one before; by survival of the drafts if not given.",
+            "X",
+            RECIPE,
+            names="--level-decay",
+        ),
+    ] = None,
+    optimizer: Annotated[
+        str, option("muon (matrices of layers; adamw for the rest) or adamw.", "NAME", RECIPE)
+    ] = "muon",
+    learning_rate: Annotated[float, option("Highest learning rate.", "X", RECIPE)] = 2e-3,
+    batch_tokens: Annotated[int, option("Tokens of a batch.", "N", RECIPE)] = 6144,
+    max_length: Annotated[int | None, option("Cut longer texts; no limit if not given.", "N", RECIPE)] = None,
+    seed: Annotated[int, option("Seed of first weights and of the order of texts.", "N", RECIPE)] = 0,
+    depth: Annotated[int, option("Levels of drafts in evaluations, and by default later.", "N", EVALUATION)] = 4,
+    evaluate_every: Annotated[int, option("Updates between evaluations on unseen texts.", "N", EVALUATION)] = 50,
+    patience: Annotated[
+        int,
+        option(
+            "End after so many evaluations without a better acceptance length; 0 for no early end.", "N", EVALUATION
+        ),
+    ] = 8,
+    unseen_share: Annotated[
+        float, option("Share of the prompts that are kept for evaluations.", "X", EVALUATION)
+    ] = 0.05,
+    dtype: Annotated[
+        str,
+        option("Dtype of computation: auto, float32 or bfloat16; weights are updated in float32.", "NAME", "Execution"),
+    ] = "auto",
     setup: Setup,
 ) -> Run:
     from draftree.train.preparing import TrainingJob

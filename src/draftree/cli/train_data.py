@@ -83,75 +83,62 @@ LINE_SECONDS = 60.0
 """Seconds between lines of progress without a terminal."""
 
 
-Output = Annotated[Path, option("Folder of the data; one of an interrupted run is continued.", "FOLDER", STORED)]
-PromptNames = Annotated[
-    list[str] | None,
-    option(
-        "shipped, expanded:N (from templates), packages:N (from installed packages), or a file as for "
-        "'draftree generate'; repeatable, used in turn; shipped and expanded if not given.",
-        "NAME|FILE",
-        PROMPTS,
-    ),
-]
-Chat = Annotated[
-    bool | None,
-    option(
-        "Prompts as messages or as plain text; default: messages if the model has a chat template.",
-        panel=PROMPTS,
-        names="--chat/--raw",
-    ),
-]
-MaxPromptTokens = Annotated[int, option("Longer prompts are skipped.", "N", PROMPTS)]
-Temperatures = Annotated[
-    list[float] | None,
-    option("Temperature of the texts; repeatable, each for an equal share; 0 and 0.8 if not given.", "X", TEXTS),
-]
-MaxTokens = Annotated[int, option("Maximum number of new tokens of a text.", "N", TEXTS)]
-LimitTokens = Annotated[
-    int | None, option("End when so many tokens are stored, prompts included; all prompts if not given.", "N", TEXTS)
-]
-Seed = Annotated[int, option("Seed of the order of prompts and of all texts.", "N", TEXTS)]
-Features = Annotated[
-    str,
-    option(
-        "Captured layers, such as 2,15,27: the input of a layer, or the output of the last one (-1); auto is "
-        "2, n/2 and n-3 of n layers; none is enough for 'draftree train distill'.",
-        "LAYERS",
-        STORED,
-    ),
-]
-Teacher = Annotated[
-    str,
-    option(
-        "hidden stores the last hidden state, from which all logits follow; top-k:64 the 64 most likely tokens.",
-        "KIND",
-        STORED,
-    ),
-]
-DryRun = Annotated[bool, option("Print the estimated size and end.", panel=STORED, names="--dry-run")]
-Batch = Annotated[int, option("Texts that are generated at a time.", "N", EXECUTION)]
-Draft = Annotated[
-    str, option("A drafter, which changes the speed and never the data; useful for small batches.", "SPEC", SPECULATION)
-]
-
-
 @takes_setup(*EXECUTION_OPTIONS, generation_config="none")
 def data(
     model: Model,
     *,
-    output: Output,
-    prompts: PromptNames = None,
-    chat: Chat = None,
-    max_prompt_tokens: MaxPromptTokens = 800,
-    temperature: Temperatures = None,
-    max_tokens: MaxTokens = 200,
-    limit_tokens: LimitTokens = None,
-    seed: Seed = 0,
-    features: Features = "auto",
-    teacher: Teacher = "hidden",
-    dry_run: DryRun = False,
-    batch: Batch = 64,
-    draft: Draft = NO_DRAFT,
+    output: Annotated[Path, option("Folder of the data; one of an interrupted run is continued.", "FOLDER", STORED)],
+    prompts: Annotated[
+        list[str] | None,
+        option(
+            "shipped, expanded:N (from templates), packages:N (from installed packages), or a file as for "
+            "'draftree generate'; repeatable, used in turn; shipped and expanded if not given.",
+            "NAME|FILE",
+            PROMPTS,
+        ),
+    ] = None,
+    chat: Annotated[
+        bool | None,
+        option(
+            "Prompts as messages or as plain text; default: messages if the model has a chat template.",
+            panel=PROMPTS,
+            names="--chat/--raw",
+        ),
+    ] = None,
+    max_prompt_tokens: Annotated[int, option("Longer prompts are skipped.", "N", PROMPTS)] = 800,
+    temperature: Annotated[
+        list[float] | None,
+        option("Temperature of the texts; repeatable, each for an equal share; 0 and 0.8 if not given.", "X", TEXTS),
+    ] = None,
+    max_tokens: Annotated[int, option("Maximum number of new tokens of a text.", "N", TEXTS)] = 200,
+    limit_tokens: Annotated[
+        int | None,
+        option("End when so many tokens are stored, prompts included; all prompts if not given.", "N", TEXTS),
+    ] = None,
+    seed: Annotated[int, option("Seed of the order of prompts and of all texts.", "N", TEXTS)] = 0,
+    features: Annotated[
+        str,
+        option(
+            "Captured layers, such as 2,15,27: the input of a layer, or the output of the last one (-1); auto is "
+            "2, n/2 and n-3 of n layers; none is enough for 'draftree train distill'.",
+            "LAYERS",
+            STORED,
+        ),
+    ] = "auto",
+    teacher: Annotated[
+        str,
+        option(
+            "hidden stores the last hidden state, from which all logits follow; top-k:64 the 64 most likely tokens.",
+            "KIND",
+            STORED,
+        ),
+    ] = "hidden",
+    dry_run: Annotated[bool, option("Print the estimated size and end.", panel=STORED, names="--dry-run")] = False,
+    batch: Annotated[int, option("Texts that are generated at a time.", "N", EXECUTION)] = 64,
+    draft: Annotated[
+        str,
+        option("A drafter, which changes the speed and never the data; useful for small batches.", "SPEC", SPECULATION),
+    ] = NO_DRAFT,
     setup: Setup,
 ) -> None:
     """Let a model answer prompts and store its hidden states, for 'draftree train'.

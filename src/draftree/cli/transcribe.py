@@ -34,25 +34,6 @@ class Format(enum.StrEnum):
     VTT = "vtt"
 
 
-Files = Annotated[
-    list[Path], argument("Sound files: WAV; FLAC, OGG and MP3 if the package soundfile is installed.", "FILE...")
-]
-Language = Annotated[
-    str | None, option("The spoken language, such as en or English; detected if not given.", panel=TEXT)
-]
-Translate = Annotated[bool, option("Write English.", panel=TEXT, names="--translate")]
-Before = Annotated[
-    str | None, option("Text before the sound, whose words and style go on.", panel=TEXT, names="--prompt")
-]
-Continues = Annotated[
-    bool,
-    option(
-        "For sounds longer than the model reads at once: each part continues the text of those before.",
-        panel=TEXT,
-        names="--condition-on-previous",
-    ),
-]
-Form = Annotated[Format, option("text, json (segments with timestamps), srt or vtt.", "NAME", OUTPUT, names="--format")]
 WITHOUT = ("n", "prompt_logprobs", "truncate_prompt_tokens", "prediction", "logprobs")
 DEFAULTS: dict[str, Any] = {"max_tokens": None, "temperature": 0.0}
 
@@ -61,14 +42,29 @@ DEFAULTS: dict[str, Any] = {"max_tokens": None, "temperature": 0.0}
 @takes_setup(*(name for name in ALL_OPTIONS if name not in ("learn", "allow_control_tokens")))
 def transcribe(
     model: Model,
-    files: Files,
+    files: Annotated[
+        list[Path], argument("Sound files: WAV; FLAC, OGG and MP3 if the package soundfile is installed.", "FILE...")
+    ],
     *,
-    language: Language = None,
-    translate: Translate = False,
-    prompt: Before = None,
-    condition_on_previous: Continues = False,
+    language: Annotated[
+        str | None, option("The spoken language, such as en or English; detected if not given.", panel=TEXT)
+    ] = None,
+    translate: Annotated[bool, option("Write English.", panel=TEXT, names="--translate")] = False,
+    prompt: Annotated[
+        str | None, option("Text before the sound, whose words and style go on.", panel=TEXT, names="--prompt")
+    ] = None,
+    condition_on_previous: Annotated[
+        bool,
+        option(
+            "For sounds longer than the model reads at once: each part continues the text of those before.",
+            panel=TEXT,
+            names="--condition-on-previous",
+        ),
+    ] = False,
     setup: Setup,
-    form: Form = Format.TEXT,
+    form: Annotated[
+        Format, option("text, json (segments with timestamps), srt or vtt.", "NAME", OUTPUT, names="--format")
+    ] = Format.TEXT,
     params: SamplingParams,
 ) -> None:
     """Transcribe sound files as one batch. The text goes to standard output, everything else to standard error.

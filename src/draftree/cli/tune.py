@@ -82,63 +82,52 @@ FEWEST_TEXTS = 4
 """Texts of the winner without which it is not kept."""
 CLEAR = "\r\x1b[K"
 
-TunedModel = Annotated[
-    str | None,
-    argument("A name of 'draftree models', a folder, a GGUF file or a hub id.", "MODEL", complete=complete_model),
-]
-
-
-Prompts = Annotated[
-    Path | None, option("JSON lines as for 'draftree bench'; the prompts of the package if not given.", "FILE", SEARCH)
-]
-Drafts = Annotated[
-    list[str],
-    option(
-        "Measure this drafter too, alone and merged with suffix: head:FOLDER, model:NAME, or DRAFT@PLAN; repeatable.",
-        "SPEC",
-        SEARCH,
-        names="--draft",
-        complete=complete_draft,
-    ),
-]
-Minutes = Annotated[float, option("Begin no new text after so long.", "X", SEARCH)]
-Temperatures = Annotated[
-    list[float], option("Temperatures of the texts, in turn; repeatable; 0 and 0.8 if not given.", "X", SEARCH)
-]
-MaxTokens = Annotated[int, option("Number of tokens per text.", "N", SEARCH)]
-Limit = Annotated[int | None, option("Maximum number of prompts per category.", "N", SEARCH)]
-Seed = Annotated[int, option("Seed of sampled texts.", "N", SEARCH)]
-Replay = Annotated[
-    bool,
-    option(
-        "First replay all drafters on recorded texts of the model, and measure the best three for real; or "
-        "measure all for real.",
-        panel=SEARCH,
-        names="--replay/--no-replay",
-    ),
-]
-Save = Annotated[
-    bool, option("Keep the fastest drafter for '--draft auto', or only show it.", panel=KEPT, names="--save/--dry-run")
-]
-Show = Annotated[bool, option("Show the kept results, of MODEL or of all models.", panel=KEPT, names="--show")]
-Forget = Annotated[bool, option("Remove the kept results of MODEL.", panel=KEPT, names="--forget")]
-
 
 @takes_setup(*EXECUTION_OPTIONS)
 def drafts(
-    model: TunedModel = None,
+    model: Annotated[
+        str | None,
+        argument("A name of 'draftree models', a folder, a GGUF file or a hub id.", "MODEL", complete=complete_model),
+    ] = None,
     *,
-    prompts: Prompts = None,
-    draft: Drafts = [],  # noqa: B006, read only
-    minutes: Minutes = 10.0,
-    temperature: Temperatures = [],  # noqa: B006, read only
-    max_tokens: MaxTokens = 96,
-    limit: Limit = None,
-    seed: Seed = 0,
-    replay: Replay = True,
-    save: Save = True,
-    show: Show = False,
-    forget: Forget = False,
+    prompts: Annotated[
+        Path | None,
+        option("JSON lines as for 'draftree bench'; the prompts of the package if not given.", "FILE", SEARCH),
+    ] = None,
+    draft: Annotated[
+        list[str],
+        option(
+            "Measure this drafter too, alone and with suffix: head:FOLDER, model:NAME, or DRAFT@PLAN; repeatable.",
+            "SPEC",
+            SEARCH,
+            names="--draft",
+            complete=complete_draft,
+        ),
+    ] = [],  # noqa: B006, read only
+    minutes: Annotated[float, option("Begin no new text after so long.", "X", SEARCH)] = 10.0,
+    temperature: Annotated[
+        list[float], option("Temperatures of the texts, in turn; repeatable; 0 and 0.8 if not given.", "X", SEARCH)
+    ] = [],  # noqa: B006, read only
+    max_tokens: Annotated[int, option("Number of tokens per text.", "N", SEARCH)] = 96,
+    limit: Annotated[int | None, option("Maximum number of prompts per category.", "N", SEARCH)] = None,
+    seed: Annotated[int, option("Seed of sampled texts.", "N", SEARCH)] = 0,
+    replay: Annotated[
+        bool,
+        option(
+            "First replay all drafters on recorded texts of the model, and measure the best three for real; or "
+            "measure all for real.",
+            panel=SEARCH,
+            names="--replay/--no-replay",
+        ),
+    ] = True,
+    save: Annotated[
+        bool,
+        option("Keep the fastest drafter for '--draft auto', or only show it.", panel=KEPT, names="--save/--dry-run"),
+    ] = True,
+    show: Annotated[
+        bool, option("Show the kept results, of MODEL or of all models.", panel=KEPT, names="--show")
+    ] = False,
+    forget: Annotated[bool, option("Remove the kept results of MODEL.", panel=KEPT, names="--forget")] = False,
     setup: Setup,
 ) -> None:
     """Measure which drafter, shape and planner is fastest for a model on this machine, and keep it for --draft auto.

@@ -23,28 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["device_address", "verify_server"]
 
 LIMITS = str(Group.LIMITS)
-MaxSessions = Annotated[int, option("Devices at the same time; others retry later.", "N", LIMITS)]
-MaxTexts = Annotated[int, option("Open texts of one device.", "N", LIMITS)]
-MaxNodes = Annotated[int, option(f"Drafted tokens of a text in one round, at most {MAX_NODES}.", "N", LIMITS)]
-MaxRows = Annotated[
-    int,
-    option("Drafted tokens of all texts in one pass; with many texts, devices are told to draft fewer.", "N", LIMITS),
-]
-Lease = Annotated[
-    float,
-    option(
-        "Seconds without a request after which a device's session ends; it resumes with the same text.", "S", LIMITS
-    ),
-]
-Park = Annotated[float, option("Seconds without a draft after which the memory of a text is freed.", "S", LIMITS)]
-Split = Annotated[
-    int,
-    option(
-        "First layers that devices may run themselves, to send hidden states in place of tokens; 0 for none.",
-        "N",
-        LIMITS,
-    ),
-]
 
 
 @takes("options", settings_of)
@@ -52,13 +30,34 @@ def verify_server(
     models: Models,
     *,
     draft: Drafts = [],  # noqa: B006, read only
-    max_sessions: MaxSessions = 64,
-    max_texts: MaxTexts = 8,
-    max_nodes: MaxNodes = MAX_NODES,
-    max_rows: MaxRows = 256,
-    lease: Lease = 120.0,
-    park: Park = 20.0,
-    split: Split = 0,
+    max_sessions: Annotated[int, option("Devices at the same time; others retry later.", "N", LIMITS)] = 64,
+    max_texts: Annotated[int, option("Open texts of one device.", "N", LIMITS)] = 8,
+    max_nodes: Annotated[
+        int, option(f"Drafted tokens of a text in one round, at most {MAX_NODES}.", "N", LIMITS)
+    ] = MAX_NODES,
+    max_rows: Annotated[
+        int,
+        option(
+            "Drafted tokens of all texts in one pass; with many texts, devices are told to draft fewer.", "N", LIMITS
+        ),
+    ] = 256,
+    lease: Annotated[
+        float,
+        option(
+            "Seconds without a request after which a device's session ends; it resumes with the same text.", "S", LIMITS
+        ),
+    ] = 120.0,
+    park: Annotated[
+        float, option("Seconds without a draft after which the memory of a text is freed.", "S", LIMITS)
+    ] = 20.0,
+    split: Annotated[
+        int,
+        option(
+            "First layers that devices may run themselves, to send hidden states in place of tokens; 0 for none.",
+            "N",
+            LIMITS,
+        ),
+    ] = 0,
     options: Mapping[str, Any],
 ) -> None:
     """Serve models to devices that draft: 'draftree generate remote:URL --draft SPEC'.

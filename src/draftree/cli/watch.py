@@ -463,18 +463,20 @@ KEY_VARIABLE = "DRAFTREE_API_KEY"
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.1, 3600.0
 ONCE_HEIGHT = 30
 
-Url = Annotated[str, argument("Address of the server, such as http://127.0.0.1:8000.", "URL")]
-Key = Annotated[
-    str | None, option(f"API key; other users of this machine can see it, the variable {KEY_VARIABLE} is safer.", "KEY")
-]
-Interval = Annotated[float, option("Seconds between two readings of the status.", "SECONDS")]
-Once = Annotated[
-    bool, option("Print one snapshot with the rounds of one interval, and exit.", panel=OUTPUT, names="--once")
-]
-Json = Annotated[bool, option("Print the snapshot as one JSON object.", panel=OUTPUT, names="--json")]
 
-
-def watch(url: Url, *, key: Key = None, interval: Interval = 1.0, once: Once = False, as_json: Json = False) -> None:
+def watch(
+    url: Annotated[str, argument("Address of the server, such as http://127.0.0.1:8000.", "URL")],
+    *,
+    key: Annotated[
+        str | None,
+        option(f"API key; other users of this machine can see it, the variable {KEY_VARIABLE} is safer.", "KEY"),
+    ] = None,
+    interval: Annotated[float, option("Seconds between two readings of the status.", "SECONDS")] = 1.0,
+    once: Annotated[
+        bool, option("Print one snapshot with the rounds of one interval, and exit.", panel=OUTPUT, names="--once")
+    ] = False,
+    as_json: Annotated[bool, option("Print the snapshot as one JSON object.", panel=OUTPUT, names="--json")] = False,
+) -> None:
     """Show the load and the rounds of a running server. Ctrl-C leaves."""
     if not SHORTEST_SECONDS <= interval <= LONGEST_SECONDS:
         raise ConfigurationError(
