@@ -1,8 +1,8 @@
 """Registry of methods: each file in a seam's folder is a method, and the file name is its name everywhere.
 
 There is no manual list. `Registry` reads a package's folder: every module except `base` is a method, subpackages hold
-helpers. A method's file holds one subclass of the seam's base with an inner `Config` (a frozen dataclass), and its
-summary is the first line of the file's docstring.
+helpers. A method's file holds one subclass of the seam's base, with an inner `Config` (a frozen dataclass) if it has
+options, and its summary is the first line of the file's docstring.
 """
 
 from __future__ import annotations

@@ -17,13 +17,11 @@ from typing import final
 
 from draftree.core.errors import ConfigurationError
 from draftree.drafters.base import DraftContext, DraftTraits
-from draftree.drafters.learning.corrections import HeadCorrections, Pace
-from draftree.drafters.learning.store import LearningStore
-from draftree.drafters.tree_builder.builder import Shape, TreeBuilder, TreeBuildingDrafter, parse_shape
-from draftree.drafters.tree_builder.corrected_logits import LogitCorrector
+from draftree.drafters.learning.corrections import HeadCorrections
+from draftree.drafters.tree_builder.builder import Shape, TreeBuildingDrafter, parse_shape
 from draftree.drafters.tree_builder.target_stepper import PartialStepper
 from draftree.heads.vocabulary import DraftVocabulary
-from draftree.models.base import LanguageModel, LayerSubset
+from draftree.models.base import LayerSubset
 from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.library import library
 
@@ -59,46 +57,17 @@ class EarlyExitDrafter(TreeBuildingDrafter):
 
     def __init__(self, config: Config, context: DraftContext) -> None:
         target, store = context.target, context.learning
-        self._corrections = None if store is None else _corrections(config.layers, target, store)
-        corrector = None
-        if self._corrections is not None:
-            corrector = LogitCorrector(self._corrections, DraftVocabulary.full(target.vocab_size))
-        self._builder = TreeBuilder(
-            PartialStepper(target, LayerSubset(end=config.layers), answers=corrector is not None),
-            shape=config.shape,
-            draw=context.draw,
-            shares_noise=context.shares_noise,
-            place=context.place,
-            corrector=corrector,
-        )
-
-    def forget(self) -> None:
-        if self._corrections is not None:
-            self._corrections.forget()
-
-
-def _corrections(layers: int, target: LanguageModel, store: LearningStore) -> HeadCorrections | None:
-    """Return the corrections of an exit, shared by all drafters with it; None if exits do not learn."""
-    options = store.learning.options
-    if not options.rate:
-        return None
-    hidden = target.input_embedding().shape[1]
-    identity = f"{store.fingerprint} exit {layers}"
-    return store.learner(
-        ("exit", identity),
-        lambda: HeadCorrections(
-            target.vocab_size,
-            hidden,
-            rank=options.rank,
-            rate=options.rate,
-            identity=identity,
-            device=target.device,
-            lock=store.lock,
-            by_owner=store.is_by_key,
-            pace=Pace(options.share),
-            native=target.device.type == "cpu" and _has_kernels(),
-        ),
-    )
+        if store is not None and store.learning.options.rate:
+            self._corrections = HeadCorrections.shared(
+                store,
+                ("exit", f"{store.fingerprint} exit {config.layers}"),
+                target.vocab_size,
+                target.input_embedding().shape[1],
+                device=target.device,
+                native=target.device.type == "cpu" and _has_kernels(),
+            )
+        stepper = PartialStepper(target, LayerSubset(end=config.layers), answers=self._corrections is not None)
+        self._build(stepper, config.shape, context, DraftVocabulary.full(target.vocab_size))
 
 
 def _has_kernels() -> bool:

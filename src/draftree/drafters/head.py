@@ -19,11 +19,9 @@ from typing import Any, final
 
 from draftree.core.errors import ConfigurationError
 from draftree.drafters.base import DraftContext, DraftTraits, Observation
-from draftree.drafters.learning.corrections import HeadCorrections, Pace
-from draftree.drafters.learning.store import LearningStore
+from draftree.drafters.learning.corrections import HeadCorrections
 from draftree.drafters.tree_builder.block_stepper import BlockStepper
-from draftree.drafters.tree_builder.builder import Shape, TreeBuilder, TreeBuildingDrafter, parse_shape
-from draftree.drafters.tree_builder.corrected_logits import LogitCorrector
+from draftree.drafters.tree_builder.builder import Shape, TreeBuildingDrafter, parse_shape
 from draftree.drafters.tree_builder.head_stepper import HeadStepper
 from draftree.heads.base import BlockHead, FeatureHead, Head, TargetParts
 from draftree.heads.calibration import read_calibration, read_rates
@@ -97,17 +95,23 @@ class HeadDrafter(TreeBuildingDrafter):
         folder = head_folder(config.path)
         head = read_head(folder, dtype=target.dtype, device=target.device)
         head.bind(TargetParts.of(target))
-        # before the passes take the weights
-        self._corrections = None if context.learning is None else _corrections(head, target, context.learning)
+        store = context.learning
+        if store is not None and store.learning.options.rate and head.config.kind in LEARNING_KINDS:
+            self._corrections = HeadCorrections.shared(
+                store,
+                # before the passes take the weights
+                ("head", f"{store.fingerprint} {fingerprint(head)}"),
+                head.config.draft_vocab_size,
+                head.config.hidden,
+                device=target.device,
+                native=isinstance(target.here, NativeModel),
+            )
         self._stepper = _stepper(head, target)
-        corrector = None if self._corrections is None else LogitCorrector(self._corrections, head.vocabulary)
-        self._builder = TreeBuilder(
+        self._build(
             self._stepper,
-            shape=_shape(config, head.config),
-            draw=context.draw,
-            shares_noise=context.shares_noise,
-            place=context.place,
-            corrector=corrector,
+            _shape(config, head.config),
+            context,
+            head.vocabulary,
             calibration=read_calibration(folder),
             sharpness=config.sharpness,
         )
@@ -116,37 +120,10 @@ class HeadDrafter(TreeBuildingDrafter):
     def footprint(self) -> Footprint:
         return self._stepper.footprint
 
-    def forget(self) -> None:
-        if self._corrections is not None:
-            self._corrections.forget()
-
     def observe(self, observations: Sequence[Observation[Any]]) -> None:
         """Note the target's hidden states, and drop the trees."""
         self._stepper.learn([o.state for o in observations], [o.hidden for o in observations])
         super().observe(observations)
-
-
-def _corrections(head: Head, target: LanguageModel, store: LearningStore) -> HeadCorrections | None:
-    """Return the corrections of a head, shared by all drafters with this head; None if it does not learn."""
-    options, config = store.learning.options, head.config
-    if config.kind not in LEARNING_KINDS or not options.rate:
-        return None
-    identity = f"{store.fingerprint} {fingerprint(head)}"
-    return store.learner(
-        ("head", identity),
-        lambda: HeadCorrections(
-            config.draft_vocab_size,
-            config.hidden,
-            rank=options.rank,
-            rate=options.rate,
-            identity=identity,
-            device=target.device,
-            lock=store.lock,
-            by_owner=store.is_by_key,
-            pace=Pace(options.share),
-            native=isinstance(target.here, NativeModel),
-        ),
-    )
 
 
 def _stepper(head: Head, target: LanguageModel) -> HeadStepper | BlockStepper:

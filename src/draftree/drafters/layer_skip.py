@@ -16,7 +16,7 @@ from typing import final
 
 from draftree.core.errors import ConfigurationError
 from draftree.drafters.base import DraftContext
-from draftree.drafters.tree_builder.builder import Shape, TreeBuilder, TreeBuildingDrafter, parse_shape
+from draftree.drafters.tree_builder.builder import Shape, TreeBuildingDrafter, parse_shape
 from draftree.drafters.tree_builder.target_stepper import PartialStepper
 from draftree.loading.layer_sets import numbers_of, stored_set
 from draftree.models.base import LayerSubset
@@ -66,10 +66,4 @@ class LayerSkipDrafter(TreeBuildingDrafter):
         if part is None:
             stored = stored_set(context.target.fingerprint)
             part, self._note = stored.part, str(stored)
-        self._builder = TreeBuilder(
-            PartialStepper(context.target, part),
-            shape=config.shape,
-            draw=context.draw,
-            shares_noise=context.shares_noise,
-            place=context.place,
-        )
+        self._build(PartialStepper(context.target, part), config.shape, context)

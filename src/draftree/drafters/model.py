@@ -25,7 +25,7 @@ import torch
 from draftree.core.errors import ConfigurationError, suggestion
 from draftree.core.tree import Draw
 from draftree.drafters.base import DraftContext, DraftTraits, LoadedDraftModel
-from draftree.drafters.tree_builder.builder import Shape, TreeBuilder, TreeBuildingDrafter, parse_shape
+from draftree.drafters.tree_builder.builder import Shape, TreeBuildingDrafter, parse_shape
 from draftree.drafters.tree_builder.model_stepper import ModelStepper, SameReader, require_same_source
 from draftree.drafters.tree_builder.vocabularies import (
     STRINGS,
@@ -196,13 +196,7 @@ class ModelDrafter(TreeBuildingDrafter):
                 if translation is None
                 else CommonReader(translation)
             )
-            self._builder = TreeBuilder(
-                ModelStepper(loaded.model, reader),
-                shape=config.shape,
-                draw=context.draw,
-                shares_noise=context.shares_noise,
-                place=context.place,
-            )
+            self._build(ModelStepper(loaded.model, reader), config.shape, context)
         self._note = "" if translation is None else str(translation)
 
     @property

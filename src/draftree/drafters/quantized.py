@@ -17,7 +17,7 @@ from typing import final
 
 from draftree.core.errors import ConfigurationError, UnsupportedModelError, suggestion
 from draftree.drafters.base import DraftContext
-from draftree.drafters.tree_builder.builder import Shape, TreeBuilder, TreeBuildingDrafter, parse_shape
+from draftree.drafters.tree_builder.builder import Shape, TreeBuildingDrafter, parse_shape
 from draftree.drafters.tree_builder.target_stepper import PartialStepper
 from draftree.models.base import ALL_LAYERS
 from draftree.models.memory import Footprint
@@ -60,13 +60,7 @@ class QuantizedDrafter(TreeBuildingDrafter):
             self._copy = context.target.quantized_copy(config.bits)
         except UnsupportedModelError as error:
             raise ConfigurationError(f"drafter 'quantized': {error}") from error
-        self._builder = TreeBuilder(
-            PartialStepper(self._copy, ALL_LAYERS),
-            shape=config.shape,
-            draw=context.draw,
-            shares_noise=context.shares_noise,
-            place=context.place,
-        )
+        self._build(PartialStepper(self._copy, ALL_LAYERS), config.shape, context)
 
     @property
     def footprint(self) -> Footprint:

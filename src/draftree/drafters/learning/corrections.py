@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.host import SYSTEM_CLOCK, Clock
-from draftree.drafters.learning.store import DamagedStateError, LearnedState, LearnedStats, Learner
+from draftree.drafters.learning.store import DamagedStateError, LearnedState, LearnedStats, Learner, LearningStore
 from draftree.models.native.logits import NativeCorrection
 
 FIRST_SQUARE = 0.01
@@ -247,6 +247,35 @@ class HeadCorrections(Learner):
         self._corrections: dict[str, Correction] = {}
         self._all = Comparison()
         self._num_rows = 0
+
+    @classmethod
+    def shared(
+        cls,
+        store: LearningStore,
+        key: tuple[str, str],
+        num_tokens: int,
+        hidden: int,
+        *,
+        device: torch.device,
+        native: bool,
+    ) -> HeadCorrections:
+        """Return the corrections of all drafters with this kind and identity, by the options of the store."""
+        options = store.learning.options
+        return store.learner(
+            key,
+            lambda: cls(
+                num_tokens,
+                hidden,
+                rank=options.rank,
+                rate=options.rate,
+                identity=key[1],
+                device=device,
+                lock=store.lock,
+                by_owner=store.is_by_key,
+                pace=Pace(options.share),
+                native=native,
+            ),
+        )
 
     def named(self, owner: str | None) -> str | None:
         """Return the name of an owner's correction; None for no owner."""

@@ -31,9 +31,11 @@ from draftree.core.node_map import NodeMap
 from draftree.core.noise import Noise
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import MAX_NODES, Budget, Verdict
-from draftree.drafters.base import Drafter, DraftTraits, Observation, SequenceView
+from draftree.drafters.base import DraftContext, Drafter, DraftTraits, Observation, SequenceView
+from draftree.drafters.learning.corrections import HeadCorrections
 from draftree.drafters.tree_builder.corrected_logits import LogitCorrector, Stepped
 from draftree.heads.calibration import Calibration, with_confidence
+from draftree.heads.vocabulary import DraftVocabulary
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.logits import Logits, argmax, leading, log_total
 from draftree.sampling.tree_search import FoundTree, TreeSearch, TreeWidths
@@ -532,11 +534,36 @@ def _log_probs(logits: Tensor, chosen: Tensor) -> Tensor:
 class TreeBuildingDrafter(Drafter[Any]):
     """Drafter that grows trees of the shape in its configuration.
 
-    A method sets `_builder`, and `_note` if there is a message.
+    A method sets `_builder`, such as by `_build`, and `_note` if there is a message.
     """
 
     _builder: TreeBuilder
     _note = ""
+    _corrections: HeadCorrections | None = None
+    """What is learned from verified tokens."""
+
+    def _build(
+        self,
+        stepper: Stepper[Any],
+        shape: Shape,
+        context: DraftContext,
+        vocabulary: DraftVocabulary | None = None,
+        **options: Any,
+    ) -> None:
+        """Set the builder, with corrections of logits of this vocabulary if they are learned."""
+        corrector = None
+        if self._corrections is not None:
+            assert vocabulary is not None, "what learns has a vocabulary"
+            corrector = LogitCorrector(self._corrections, vocabulary)
+        self._builder = TreeBuilder(
+            stepper,
+            shape=shape,
+            draw=context.draw,
+            shares_noise=context.shares_noise,
+            place=context.place,
+            corrector=corrector,
+            **options,
+        )
 
     @classmethod
     def describe(cls, config: Any) -> DraftTraits:
@@ -580,6 +607,10 @@ class TreeBuildingDrafter(Drafter[Any]):
 
     def attach(self, state: Any, sequence: SequenceView, length: int) -> Any:
         return self._builder.stepper.attach(state, sequence)
+
+    def forget(self) -> None:
+        if self._corrections is not None:
+            self._corrections.forget()
 
     def check_integrity(self, states: Sequence[Any]) -> None:
         self._builder.stepper.check_integrity(states)
