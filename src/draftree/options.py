@@ -134,7 +134,7 @@ class ModelOptions(EngineLimits):
     )
     quantization: str | None = _option(
         None,
-        "int8 or int4 for weights of 8 or 4 bits: faster, but a different model; unquantized if not given.",
+        "int8 or int4 weights: faster, but a different model; unquantized by default.",
         EXECUTION,
         "NAME",
         loads=True,
@@ -148,7 +148,7 @@ class ModelOptions(EngineLimits):
     )
     kv_dtype: str | None = _option(
         None,
-        "int8 for keys and values of 8 bits: half the memory, but other texts; the model's dtype if not given.",
+        "int8 for 8-bit keys and values: half the memory, but other texts; the model's dtype by default.",
         EXECUTION,
         "NAME",
         loads=True,
