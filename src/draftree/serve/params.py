@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import re
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from draftree.core.errors import InvalidRequestError, UnsatisfiableError
 from draftree.models.source import FeatureSource
@@ -30,33 +30,11 @@ from draftree.serve.schema import (
 from draftree.serve.settings import ServerSettings
 
 COMPLETION_TOKENS = 16
-SAME_NAME = (
-    "n",
-    "temperature",
-    "top_p",
-    "stop",
-    "seed",
-    "presence_penalty",
-    "frequency_penalty",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "stop_token_ids",
-    "ignore_eos",
-    "min_tokens",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "truncate_prompt_tokens",
-    "prompt_logprobs",
-    "allowed_token_ids",
-    "bad_words",
-    "no_repeat_ngram_size",
-    "ngram_scope",
-    "priority",
-    "decoder_prompt",
-    "source_lang",
-    "target_lang",
+OTHER_MEANING = {"draft", "grammar", "json_schema", "logit_bias", "max_tokens", "prediction", "regex", "request_id"}
+SAME_NAME = tuple(
+    field.name
+    for field in dataclasses.fields(RequestOptions)
+    if field.name in SamplingBody.model_fields and field.name not in OTHER_MEANING
 )
 """Fields with the library's name and meaning; null means the library's default, which is OpenAI's."""
 Named = tuple[str, Any]
@@ -258,10 +236,8 @@ def _choice(texts: list[str]) -> Named:
     return "grammar", "root ::= " + " | ".join(map(literal, texts))
 
 
-class Encode(Protocol):
-    """Encodes a prompt; beyond `most` tokens it may be refused without encoding it all."""
-
-    def __call__(self, prompt: Any, /, *, most: int | None = None) -> Awaitable[Any]: ...
+Encode = Callable[..., Awaitable[Any]]
+"""Encodes a prompt; beyond `most` tokens, a keyword argument, it may be refused without encoding it all."""
 
 
 def longest_prompt(settings: ServerSettings, model: ServedModel, options: RequestOptions) -> int | None:

@@ -7,9 +7,8 @@ import contextlib
 import logging
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from draftree.async_llm import AsyncLLM
 from draftree.build import choose_methods, require_fit
@@ -21,14 +20,9 @@ from draftree.parallel.children import start_ranks
 from draftree.parallel.entry import load_divided
 from draftree.serve.errors import ApiError, unavailable
 from draftree.serve.logprobs import TokenTexts, token_texts
+from draftree.serve.records import ApiKey
 from draftree.serve.settings import ModelChoice, ServerSettings
 from draftree.text.tokenizer import Tokenizer
-
-
-class Viewer(Protocol):
-    """Decides which models a client may use, for example an API key."""
-
-    def allows(self, names: Iterable[str]) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +44,6 @@ class ServedModel:
     @property
     def default_draft(self) -> str:
         return (self.drafts or ("none",))[0]
-
-    @property
-    def draft_note(self) -> str:
-        """The choice of `auto` with its reason, and the drafters' decisions; empty without both."""
-        return self.llm.llm.draft_note
 
     def named_draft(self, draft: str | None) -> str | None:
         """Return the drafter that a request named, with what stands for `auto` in its place."""
@@ -114,10 +103,10 @@ class ModelPool:
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models)
 
-    def visible(self, viewer: Viewer | None = None) -> list[ServedModel]:
+    def visible(self, viewer: ApiKey | None = None) -> list[ServedModel]:
         return [model for model in self._models if viewer is None or viewer.allows(model.names)]
 
-    def get(self, name: str | None, viewer: Viewer | None = None) -> ServedModel:
+    def get(self, name: str | None, viewer: ApiKey | None = None) -> ServedModel:
         """Return a model by name or alias; for None the first one that the client may use."""
         if not self.is_open:
             raise unavailable("loading")

@@ -42,19 +42,24 @@ FIELD = "beam_options"
 MAX_PHRASES = 64
 """Required phrases of one request; every one is followed for every candidate."""
 MAX_TEXTS = 4096
+SAME_NAME = (
+    "length_penalty",
+    "early_stopping",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "stop",
+    "stop_token_ids",
+    "no_repeat_ngram_size",
+    "ngram_scope",
+)
+"""Fields with the name of a parameter of the search; null means the preset's value."""
 ELSEWHERE = {
     "beam_width": "'n' or 'best_of'",
     "num_return_sequences": "'n'",
     "max_new_tokens": "'max_tokens'",
     "min_new_tokens": "'min_tokens'",
-    **{
-        name: f"'{name}'"
-        for name in (
-            "length_penalty", "early_stopping", "temperature", "ignore_eos", "stop", "stop_token_ids", "seed",
-            "include_stop_str_in_output", "no_repeat_ngram_size", "ngram_scope",
-        )
-    },
-}  # fmt: skip
+    **{name: f"'{name}'" for name in (*SAME_NAME, "temperature", "seed")},
+}
 OF_THE_LIBRARY = ("prefix_allowed_tokens_fn", "allowed_trie", "models", "lm_model", "lm_weight", "return_attention")
 """Parameters that are objects, or results that a response has no place for."""
 TEXTS = {"force_phrases": MAX_PHRASES, "allowed_texts": MAX_TEXTS}
@@ -147,17 +152,6 @@ def _texts(name: str, value: object, most: int) -> list[str]:
     return value
 
 
-SAME_NAME = (
-    "length_penalty",
-    "early_stopping",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "stop",
-    "stop_token_ids",
-    "no_repeat_ngram_size",
-    "ngram_scope",
-)
-"""Fields with the name of a parameter of the search; null means the preset's value."""
 NO_SAMPLING = "leave it out, or set it and sampling in beam_options"
 NO_FILTER = "a beam search has no such filter: leave it out"
 NO_CONSTRAINT = "a beam search follows no format: leave it out, or leave use_beam_search out"
@@ -322,9 +316,6 @@ def _refused(name: str, value: object, remedy: str) -> ApiError:
     )
 
 
-FINISH_REASONS = {"length": "length"}
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class BeamTexts:
@@ -396,7 +387,7 @@ class BeamTexts:
 
 def _ending(found: Hypothesis) -> dict[str, Any]:
     return {
-        "finish_reason": FINISH_REASONS.get(found.finish_reason, "stop"),
+        "finish_reason": "length" if found.finish_reason == "length" else "stop",
         "stop_reason": found.stop_reason,
         "score": finite(found.score),
         "cumulative_logprob": finite(found.cumulative_logprob),

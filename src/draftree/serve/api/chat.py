@@ -16,7 +16,7 @@ from draftree.core.errors import InvalidRequestError
 from draftree.engine.sequence import TokenLogprob, Update
 from draftree.outputs import Completion
 from draftree.serve.api.beams import chat_request, searched
-from draftree.serve.api.common import ERRORS, GENERATED, NO_NAMES, model_of, running_job, server_of
+from draftree.serve.api.common import ERRORS, GENERATED, NO_NAMES, chat_model_of, running_job, server_of
 from draftree.serve.errors import JsonResponse, invalid
 from draftree.serve.job import ChoiceUpdate, Job
 from draftree.serve.logprobs import chat_logprobs, prompt_logprobs_json
@@ -309,7 +309,7 @@ async def _events(body: ChatBody, request: Request) -> AsyncGenerator[bytes, Non
 
 
 async def _beams(body: ChatBody, request: Request) -> Response:
-    model, asked = _model(body, request), chat_request(body, server_of(request).settings)
+    model, asked = chat_model_of(request, body.model), chat_request(body, server_of(request).settings)
     head = Head.of("chatcmpl", body, model)
     found = await searched(
         request,
@@ -322,13 +322,6 @@ async def _beams(body: ChatBody, request: Request) -> Response:
         encode=_encoder(body, model),
     )
     return JsonResponse(found.chat(body, head))
-
-
-def _model(body: ChatBody, request: Request) -> ServedModel:
-    model = model_of(request, body.model)
-    if not model.supports_chat:
-        raise invalid(f"the model '{model.name}' has no chat template: use /v1/completions", "model")
-    return model
 
 
 def _encoder(
@@ -391,7 +384,7 @@ async def running_chat(
     `names` are those that the client's request has for fields of `body`; `clips_tokens` reduces a `max_tokens` that
     does not fit.
     """
-    model = _model(body, request)
+    model = chat_model_of(request, body.model)
     head = Head.of(prefix, body, model)
     options, renamed = chat_options(body, model, head.id)
     renamed = {**names, **{param: names.get(field, field) for param, field in renamed.items()}}
@@ -413,7 +406,7 @@ async def running_chat(
 
 
 async def encoded_chat(body: ChatBody, request: Request) -> Sequence[int]:
-    model = _model(body, request)
+    model = chat_model_of(request, body.model)
     plan = await _plan(body, model)
     messages = plan.messages(template_messages(body.messages, model.chat_template), model.chat_template)
     try:

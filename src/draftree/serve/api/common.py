@@ -89,6 +89,13 @@ def model_of(request: Request, name: str | None) -> ServedModel:
     return model
 
 
+def chat_model_of(request: Request, name: str | None) -> ServedModel:
+    model = model_of(request, name)
+    if not model.supports_chat:
+        raise invalid(f"the model '{model.name}' has no chat template: use /v1/completions", "model")
+    return model
+
+
 @asynccontextmanager
 async def running_job(
     request: Request,

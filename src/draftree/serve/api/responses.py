@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field
 
 from draftree.core.errors import InvalidRequestError, suggestion
 from draftree.options import RequestOptions
-from draftree.serve.api.common import ERRORS, GENERATED, model_of, running_job, server_of
+from draftree.serve.api.common import ERRORS, GENERATED, chat_model_of, running_job, server_of
 from draftree.serve.errors import ApiError, JsonResponse, api_error, invalid
 from draftree.serve.job import ChoiceUpdate, Job
 from draftree.serve.logprobs import chat_logprobs
@@ -476,7 +476,7 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
 @router.post("/responses/input_tokens", summary="Count the tokens of a conversation of items")
 async def input_tokens(body: ResponsesBody, request: Request) -> Response:
     """Return the number of prompt tokens of a request."""
-    model = _model(body, request)
+    model = chat_model_of(request, body.model)
     plan = await _plan(body, model, _options(body, model, None)[0])
     messages = plan.messages(_Conversation.of(body, request).messages(), model.chat_template)
     try:
@@ -567,7 +567,7 @@ class _Response:
 
 @asynccontextmanager
 async def _writing(body: ResponsesBody, request: Request) -> AsyncIterator[_Response]:
-    model = _model(body, request)
+    model = chat_model_of(request, body.model)
     conversation = _Conversation.of(body, request)
     head = Head.of("resp", body, model)
     head = replace(head, id=head.id + server_of(request).responses.suffix)
@@ -589,13 +589,6 @@ async def _writing(body: ResponsesBody, request: Request) -> AsyncIterator[_Resp
         yield _Response(
             job, ResponseWriter(body, head, job, plan=plan, id_end=server_of(request).responses.suffix), conversation
         )
-
-
-def _model(body: ResponsesBody, request: Request) -> ServedModel:
-    model = model_of(request, body.model)
-    if not model.supports_chat:
-        raise invalid(f"the model '{model.name}' has no chat template: use /v1/completions", "model")
-    return model
 
 
 def _encoder(body: ResponsesBody, model: ServedModel, plan: ToolPlan) -> Encode:

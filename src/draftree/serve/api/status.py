@@ -97,7 +97,7 @@ def model_status(server: Server, model: ServedModel) -> dict[str, Any]:
         "name": model.name,
         "aliases": list(model.aliases),
         "drafts": list(model.drafts),
-        "draft_note": model.draft_note,
+        "draft_note": llm.draft_note,
         "context": model.max_context,
         "running": model.llm.num_running,
         "waiting": model.llm.num_waiting,

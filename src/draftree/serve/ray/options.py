@@ -26,7 +26,7 @@ from draftree.serve.settings import MODEL_OPTIONS, ServerSettings, choose_models
 
 PREFIX = "DRAFTREE_SERVE_"
 MODELS, DRAFTS = f"{PREFIX}MODELS", f"{PREFIX}DRAFTS"
-TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+FLAGS = {**dict.fromkeys(("1", "true", "yes", "on"), True), **dict.fromkeys(("0", "false", "no", "off"), False)}
 BYTES = ("max_body_bytes", "memory", "object_store_bytes")
 MEBIBYTE = 2**20
 
@@ -165,21 +165,11 @@ def _value(text: str, name: str, kind: Any) -> Any:
     target = next(member for member in members if member is not types.NoneType)
     try:
         if target is bool:
-            return _flag(text)
+            return FLAGS[text.strip().lower()]
         if target in (int, float):
             return read_bytes(text) if name in BYTES else target(text)
-    except ValueError as error:
-        reason = f"{PREFIX}{name.upper()} is '{text}': it must be a {_word(target)}"
+    except (KeyError, ValueError) as error:
+        wanted = {bool: "flag: 1 or 0", int: "whole number", float: "number"}[target]
+        reason = f"{PREFIX}{name.upper()} is '{text}': it must be a {wanted}"
         raise ConfigurationError(reason) from error
     return text if target is str else tuple(text.split())
-
-
-def _flag(text: str) -> bool:
-    word = text.strip().lower()
-    if word not in TRUE + FALSE:
-        raise ValueError(f"'{text}' is no flag")
-    return word in TRUE
-
-
-def _word(kind: type) -> str:
-    return {bool: "flag: 1 or 0", int: "whole number", float: "number"}[kind]

@@ -197,12 +197,6 @@ class Session:
         self._last, self._answer = number, asyncio.create_task(run())
         return await asyncio.shield(self._answer)
 
-    def text(self, number: int) -> OpenText:
-        found = self.texts.get(number)
-        if found is None:
-            raise FrameError(f"there is no open text {number}: open it again", code="text_lost")
-        return found
-
     async def close(self) -> None:
         texts, self.texts = list(self.texts.values()), {}
         for text in texts:
@@ -211,7 +205,9 @@ class Session:
             self._answer.cancel()
 
     def expected(self, kind: type[Any], number: int) -> Any:
-        found = self.text(number)
+        found = self.texts.get(number)
+        if found is None:
+            raise FrameError(f"there is no open text {number}: open it again", code="text_lost")
         if not isinstance(found, kind):
             raise FrameError(
                 f"text {number} is of the other kind: drafts are for texts without 'plain', reads for others"
