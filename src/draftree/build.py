@@ -174,6 +174,7 @@ class Methods:
     Attributes:
         draft: name of the drafter, by which requests choose it.
         drafters: none for plain decoding, several for a merged tree.
+        traits: static facts of the drafters together.
         draw: how children are drawn, as agreed between drafters and verifier.
         verifier: the verifier.
         planner: the planner.
@@ -182,15 +183,11 @@ class Methods:
 
     draft: str
     drafters: tuple[DraftMethod, ...]
+    traits: DraftTraits
     draw: Draw
     verifier: Verifier
     planner: Planner[Any]
     plan: str
-
-    @property
-    def traits(self) -> DraftTraits:
-        """Static facts of the drafters together."""
-        return _traits(self.drafters)
 
     @property
     def source(self) -> str:
@@ -217,13 +214,21 @@ def choose_methods(draft: str | None, verify: str, plan: str | None) -> Methods:
         return _stand_in(verify, plan)
     verifier_class, verifier_config = VERIFIERS.configure(_only(VERIFIERS.parse(verify), "verifier", verify))
     drafters = _drafters(draft) if drafts(draft) else ()
-    _require_extras(drafters)
+    traits = NO_DRAFTS
+    if drafters:
+        each = [method.traits for method in drafters]
+        traits = each[0] if len(each) == 1 else MergedDrafter.describe(each)
+    # packages that are not installed are missed before the target is fetched or loaded
+    if traits.reads_grammars:
+        require_extra("grammar", "drafter 'grammar' needs", error=ConfigurationError)
+    for name in [name for method in drafters for name in method.models]:
+        require_extras(name)
     if not drafters and plan is not None:
         raise ConfigurationError(f"planner '{plan}' was given, but there is no drafter: name one, such as ngram")
-    chosen_plan = _default_plan(drafters, verifier_class) if plan is None else plan
-    planner_spec = _only(PLANNERS.parse(chosen_plan), "planner", chosen_plan)
-    planner_class, planner_config = PLANNERS.configure(planner_spec)
-    traits = _traits(drafters)
+    if plan is None:
+        keeps_text = verifier_class.lossless and not verifier_class.needs_distributions
+        plan = DEFAULT_PLAN if drafters and keeps_text and not traits.works_ahead else REPEATABLE_PLAN
+    planner_class, planner_config = PLANNERS.configure(_only(PLANNERS.parse(plan), "planner", plan))
     draw = agree(str(draft), traits, verify, verifier_class) if drafters else Draw.FREE
     planner = planner_class(
         planner_config,
@@ -232,8 +237,8 @@ def choose_methods(draft: str | None, verify: str, plan: str | None) -> Methods:
         parts=[method.traits.part(method.name) for method in drafters],
     )
     if drafters:
-        require_effect(planner, plan=chosen_plan, draft=str(draft))
-    return Methods(draft or NO_DRAFT, drafters, draw, verifier_class(verifier_config), planner, chosen_plan)
+        require_effect(planner, plan=plan, draft=str(draft))
+    return Methods(draft or NO_DRAFT, drafters, traits, draw, verifier_class(verifier_config), planner, plan)
 
 
 def _stand_in(verify: str, plan: str | None) -> Methods:
@@ -245,29 +250,6 @@ def _stand_in(verify: str, plan: str | None) -> Methods:
         if plan is not None:
             PLANNERS.configure(_only(PLANNERS.parse(plan), "planner", plan))
     return replace(methods, draft=AUTO_DRAFT)
-
-
-def _traits(drafters: tuple[DraftMethod, ...]) -> DraftTraits:
-    """Those of the only drafter, or of all merged."""
-    each = [method.traits for method in drafters]
-    if not each:
-        return NO_DRAFTS
-    return each[0] if len(each) == 1 else MergedDrafter.describe(each)
-
-
-def _require_extras(drafters: tuple[DraftMethod, ...]) -> None:
-    """Refuse drafters for which a package is not installed, before the target is fetched or loaded."""
-    if _traits(drafters).reads_grammars:
-        require_extra("grammar", "drafter 'grammar' needs", error=ConfigurationError)
-    for method in drafters:
-        for name in method.models:
-            require_extras(name)
-
-
-def _default_plan(drafters: tuple[DraftMethod, ...], verifier: type[Verifier]) -> str:
-    if _traits(drafters).works_ahead:
-        return REPEATABLE_PLAN
-    return DEFAULT_PLAN if drafters and verifier.lossless and not verifier.needs_distributions else REPEATABLE_PLAN
 
 
 def _drafters(draft: str) -> tuple[DraftMethod, ...]:
@@ -441,14 +423,11 @@ def decide(loaded: LoadedModel, verify: str, plan: str | None) -> AutoChoice:
             refused = error
             left_out.append(f"'{candidate.draft}' cannot be used: {error}")
             continue
-        return AutoChoice(candidate.draft, chosen, _note(candidate.draft, [candidate.reason, *left_out]))
+        reasons = "; ".join([candidate.reason, *left_out])
+        return AutoChoice(candidate.draft, chosen, f"draft {AUTO_DRAFT}: {candidate.draft} ({reasons})")
     if plan is not None and refused is not None:
         raise ConfigurationError(f"draft '{AUTO_DRAFT}' finds no drafter for planner '{plan}': {refused}") from refused
-    return AutoChoice(NO_DRAFT, None, _note("plain decoding", left_out))
-
-
-def _note(draft: str, reasons: Sequence[str]) -> str:
-    return f"draft {AUTO_DRAFT}: {draft} ({'; '.join(reasons)})"
+    return AutoChoice(NO_DRAFT, None, f"draft {AUTO_DRAFT}: plain decoding ({'; '.join(left_out)})")
 
 
 def _require_fit(candidate: AutoCandidate, loaded: LoadedModel, verify: str, plan: str | None) -> None:

@@ -152,7 +152,8 @@ def test_layers_that_the_target_does_not_have_are_refused(layers: tuple[int, ...
     methods = choose_methods("ngram", "coupled", "fixed")
 
     def build(features: tuple[int, ...]) -> EngineParts:
-        chosen = replace(methods, drafters=(DraftMethod("own", Recorder, features),))
+        method = DraftMethod("own", Recorder, features)
+        chosen = replace(methods, drafters=(method,), traits=method.traits)
         loaded = LoadedModel(model, None, (), "table")
         return build_parts(chosen, loaded, None)
 
