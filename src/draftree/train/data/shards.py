@@ -31,15 +31,19 @@ from draftree.models.base import LanguageModel
 #
 # Version 1. A folder holds `manifest.json` and shards. A shard is a safetensors file of S texts and N rows:
 #
-# | tensor | dtype | shape | content | | --- | --- | --- | --- | | `tokens` | int32 | (N,) | token of each row | |
-# `starts` | int64 | (S + 1,) | first row of each text, then N | | `ends` | int32 | (S,) | last token of each text,
-# which has no row: the target never reads it | | `prompt_lengths` | int32 | (S,) | tokens of each prompt | |
-# `temperatures` | float32 | (S,) | temperature of each text | | `seeds` | int64 | (S,) | seed of each text | |
-# `prompt_ids` | int64 | (S,) | index of its prompt among all prompts | | `features` | model's | (N, A, H) | inputs of
-# the layers `features`; index n of n layers: output of the last one | | `last` | model's | (N, H) | output of the last
-# layer before the final norm; teacher `hidden` only | | `top_ids` | int32 | (N, K) | most likely next tokens, best
-# first; teacher `top-k:K` only | | `top_logits` | float16 | (N, K) | their logits less `lse`: log-probabilities at
-# temperature 1 | | `lse` | float32 | (N,) | logarithm of the sum of exponentials of all logits |
+# tensor           dtype    shape      content
+# tokens           int32    (N,)       token of each row
+# starts           int64    (S + 1,)   first row of each text, then N
+# ends             int32    (S,)       last token of each text, which has no row: the target never reads it
+# prompt_lengths   int32    (S,)       tokens of each prompt
+# temperatures     float32  (S,)       temperature of each text
+# seeds            int64    (S,)       seed of each text
+# prompt_ids       int64    (S,)       index of its prompt among all prompts
+# features         model's  (N, A, H)  inputs of the layers `features`; index n of n layers: output of the last one
+# last             model's  (N, H)     output of the last layer before the final norm; teacher `hidden` only
+# top_ids          int32    (N, K)     most likely next tokens, best first; teacher `top-k:K` only
+# top_logits       float16  (N, K)     their logits less `lse`: log-probabilities at temperature 1
+# lse              float32  (N,)       logarithm of the sum of exponentials of all logits
 #
 # Row i of a text holds the states at its token i, from which token i + 1 is predicted. A text of n tokens has n - 1
 # rows.
