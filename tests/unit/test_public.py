@@ -43,7 +43,7 @@ def test_listed_names_are_typed_for_those_who_read_the_source() -> None:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("draftree")
         for alias in node.names
     }
-    assert typed - {"_without_collection"} == set(draftree.__all__)
+    assert typed - {"without_collection"} == set(draftree.__all__)
 
 
 def test_every_module_can_be_imported_and_has_a_docstring() -> None:
