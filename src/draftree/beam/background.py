@@ -49,7 +49,6 @@ class BeamWork(Background):
     Args:
         engine: its model is searched; its sequences go on between the steps.
         tokenizer: None if the model has none.
-        end_ids: tokens that end a text.
     """
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer | None, end_ids: Sequence[int]) -> None:
@@ -86,12 +85,7 @@ class BeamWork(Background):
         """Queue a search.
 
         Args:
-            prompt: the prompt.
-            params: its parameters.
             promise: gets its result or its error; running, so that its reader cannot cancel it.
-
-        Raises:
-            InvalidRequestError: parameters that do not fit, or a text for which there is no memory.
         """
         text = self._search.add(prompt, params)
         length = self._search.slot_length(text)

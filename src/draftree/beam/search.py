@@ -30,7 +30,6 @@ class BeamSearch:
 
     Args:
         model: the model; trees are used if it supports them, and one slot per beam otherwise.
-        end_ids: the model's end-of-text tokens.
         decode_after: returns, for the tokens of a prompt, the function from generated tokens to the text that continues
             the prompt; None without a tokenizer.
         capacity: maximum number of live nodes in one slot; None for a default by width.
@@ -80,12 +79,6 @@ class BeamSearch:
 
         Args:
             prompts: token ids, each with at least one, or prompts with a source.
-            params: parameters of each prompt.
-
-        Raises:
-            InvalidRequestError: parameters that do not fit; nothing has been computed then.
-            NonFiniteLogitsError: the model gave NaN.
-            UnsatisfiableError: no token is allowed, or required phrases are missing with `strict`.
         """
         searches = [self._search_of(index, *pair) for index, pair in enumerate(zip(prompts, params, strict=True))]
         self._waiting += searches

@@ -34,11 +34,7 @@ class BeamSearcher:
     """Beam searches of one model, and the other models that they load.
 
     Args:
-        model: the model that is searched.
-        prompts: the encoder of its prompts.
         tokenizer: its tokenizer; None if it has none.
-        end_ids: tokens that end a sequence.
-        kernels: kernels of its passes.
     """
 
     def __init__(
@@ -109,12 +105,8 @@ def beam_opening(
     """Return the prompt of a search.
 
     Args:
-        model: the model that is searched.
         given: token ids, or features; the source of an encoder-decoder model.
         decoder_prompt: what the decoder of such a model continues; None for its own start.
-
-    Raises:
-        InvalidRequestError: the model does not take such a prompt.
     """
     opening = decoder_input(model, given, decoder_prompt)
     rules = opening.rules

@@ -212,14 +212,9 @@ def tree_svg(
     A box is a token with its probability, a line is as thick as the probability. Finished sequences have their score.
 
     Args:
-        trace: the record of the search.
-        token_text: function from a token id to its text.
         prompt: text before the tree; its end is shown.
         title: heading; empty for none.
         step: state after this step; None for the end of the search.
-
-    Returns:
-        A whole SVG document.
     """
     shown = trace.shown(step)
     labels = {place: label_of(token_text(trace.nodes[place].token)) for place in shown}

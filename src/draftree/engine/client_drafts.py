@@ -62,12 +62,7 @@ class DraftBatcher:
                 absence.left = now
 
     def patience(self, ready: Sequence[WritingSequence], absent: Sequence[WritingSequence]) -> float:
-        """Return the seconds to wait for another tree before the next pass; 0 for none.
-
-        Args:
-            ready: sequences that can take part in the pass.
-            absent: sequences that wait for a tree.
-        """
+        """Return the seconds to wait for another tree before the next pass; 0 for none."""
         here = [sequence.given.absence for sequence in ready if sequence.given is not None]
         if not here or len(here) < len(ready) or not self.fixed:
             return 0.0
@@ -82,7 +77,6 @@ def longest_wait(first: float, possible: float, due: float | None, seconds: floa
     """Return until when a pass waits for a tree; None if it does not.
 
     Args:
-        first: when the first tree of the pass arrived.
         possible: when the pass could have begun: then, or at the end of the pass before.
         due: when the other one is expected; None if unknown.
         seconds: for which its client is away between a verdict and a tree; None if unknown.
@@ -96,12 +90,7 @@ def longest_wait(first: float, possible: float, due: float | None, seconds: floa
 
 @final
 class PausedSequences:
-    """Admission to the batch where some sequences wait for their clients. Mutated by the engine only.
-
-    Args:
-        scheduler: of the engine.
-        allocator: of the engine.
-    """
+    """Admission to the batch where some sequences wait for their clients. Mutated by the engine only."""
 
     def __init__(self, scheduler: Scheduler, allocator: SlotAllocator) -> None:
         self._scheduler, self._allocator = scheduler, allocator
@@ -122,7 +111,6 @@ class PausedSequences:
         """Give a sequence the tree of its next round, and queue it if it was parked; without effect on finished ones.
 
         Args:
-            sequence: one with `given`.
             tree: may be empty; its depth leaves room for the bonus.
             arrived: when it arrived, on the clock of `gathering`; None for now.
         """

@@ -70,9 +70,6 @@ class TimeShare:
     """Division of a thread's time: background work gets at most as much time as rounds.
 
     The longest delay of a round is one step of the work. Time that the work does not use is not kept for later.
-
-    Args:
-        clock: measures rounds and work.
     """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -157,7 +154,6 @@ class RequestHandle:
 
     Args:
         sequences: its sequences, all of one priority; owned by this request.
-        loop: event loop of the coroutine.
     """
 
     def __init__(self, sequences: Sequence[WritingSequence], loop: asyncio.AbstractEventLoop) -> None:
@@ -212,11 +208,7 @@ class RequestHandle:
         self._has_answer.set()
 
     async def accepted(self) -> None:
-        """Wait until the sequences are in the engine.
-
-        Raises:
-            DraftreeError: the reason for which the request was refused.
-        """
+        """Wait until the sequences are in the engine."""
         await self._has_answer.wait()
         if (error := self._refusal or self._failure) is not None:
             raise error
@@ -255,11 +247,7 @@ class RequestHandle:
         self._has_update.set()
 
     async def next(self) -> Update | None:
-        """Return all output of one sequence since its last update, the earliest unread first; None after the end.
-
-        Raises:
-            DraftreeError: the request was ended without its last updates.
-        """
+        """Return all output of one sequence since its last update, the earliest unread first; None after the end."""
         while not self._unread:
             if not self._num_open:
                 return None
@@ -287,9 +275,7 @@ class Driver:
     """Steps an engine on its own thread.
 
     Args:
-        engine: used only by this driver from now on.
         background: other work on the same thread; None for none.
-        clock: divides the time between both.
     """
 
     def __init__(self, engine: Engine, background: Background | None = None, *, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -313,7 +299,6 @@ class Driver:
         """Submit a request; its coroutine is notified of every result, refusals included. Does not wait.
 
         Args:
-            request: a new one.
             wait: whether it waits in line while the engine's queue is full, or is refused with QueueFullError.
         """
         self._mailbox.put(lambda: self._join(request, wait=wait), otherwise=request.refuse)
@@ -327,7 +312,6 @@ class Driver:
         """Run an action on the engine's thread between two steps. The future holds its result or error.
 
         Args:
-            action: the action.
             is_new_work: whether it adds background work, which is refused while the engine drains.
         """
         future = _promise()

@@ -35,9 +35,6 @@ class Engine:
     Several threads may add, step, stream and abort: a step of any of them advances the sequences of all.
 
     Args:
-        parts: model, drafter, verifier and planner.
-        limits: limits of batch, queue and memory.
-        on_round: called with the record of every round.
         together: whether decoding waits until all sequences of the batch are prefilled.
         tries_again: whether sequences of a failed pass are retried one by one; False raises immediately.
     """
@@ -141,12 +138,7 @@ class Engine:
         self.lock.between(self._allocator.prefixes.clear)
 
     def add(self, *sequences: WritingSequence) -> None:
-        """Queue the sequences of a request, all or none; they join the batch when there is room.
-
-        Raises:
-            InvalidRequestError: a sequence never fits into memory, is finished, or was added before.
-            QueueFullError: the queue has no room for them.
-        """
+        """Queue the sequences of a request, all or none; they join the batch when there is room."""
         self.lock.between(lambda: self._add(sequences))
 
     def _add(self, sequences: Sequence[WritingSequence]) -> None:
@@ -172,11 +164,7 @@ class Engine:
         self._release()
 
     def stream(self, sequence: WritingSequence) -> Generator[Update, None, None]:
-        """Run a sequence together with all others, and yield its updates; closing the generator aborts the sequence.
-
-        Raises:
-            DraftreeError: as `add` and `step`.
-        """
+        """Run a sequence together with all others, and yield its updates; closing the generator aborts the sequence."""
         self.add(sequence)
         try:
             while True:
@@ -194,12 +182,10 @@ class Engine:
     def step(self) -> list[WritingSequence]:
         """Run one pass: a round for every prefilled sequence, and prompt chunks of others.
 
+        A failure that no sequence caused, such as a callback's or Ctrl-C, ends all running sequences, and is raised.
+
         Returns:
             The sequences that advanced or ended; `take_update` returns their new output.
-
-        Raises:
-            BaseException: a failure that no sequence caused, such as a callback's or Ctrl-C; all running sequences fail
-                with it and their slots are freed.
         """
         return self.lock.run(self._step)
 

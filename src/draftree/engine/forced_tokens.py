@@ -64,11 +64,8 @@ class ForcedTokens:
 
         Args:
             tree: the tree; empty if the drafter was not asked.
-            room: maximum number of nodes, and of levels.
             name: source of the tree's nodes if it names none.
-            draw: how its children are drawn.
             may_branch: whether a forced run may stand beside a drafted one.
-            vocab_size: width of distributions.
         """
         self.drafted = tree
         nodes = NodeMap.identity(tree.parents)

@@ -82,11 +82,7 @@ def slot_budget(parts: EngineParts, sequence_bytes: int | None = None) -> SlotBu
     """The budget of an engine of these parts, whose weights lie in memory already.
 
     Args:
-        parts: loaded.
         sequence_bytes: what sequences may take; None for half of what is free now.
-
-    Raises:
-        ConfigurationError: not even one short text fits into `sequence_bytes`.
     """
     target = parts.target.footprint
     draft = total(choice.drafter.footprint for choice in parts.drafters)
@@ -136,12 +132,7 @@ class SlotEstimate:
 
 
 def estimate_slots(parts: EngineParts, length: int) -> SlotEstimate:
-    """Estimate the room of an engine with these parts, created now.
-
-    Args:
-        parts: the loaded parts.
-        length: tokens per slot, prompt and text.
-    """
+    """Estimate the room of an engine with these parts, created now."""
     budget = slot_budget(parts)
     return SlotEstimate(
         free_bytes=budget.free_bytes,
@@ -181,13 +172,7 @@ class SlotAllocator:
     """The slots of running sequences and of kept prefixes. Mutated by the engine only.
 
     Args:
-        parts: model and drafter.
-        budget: memory that sequences may take.
-        keep: prefixes that are kept at most.
         shares: whether a sequence may wait for another that reads the beginning of its prompt; never with a sink.
-
-    Raises:
-        ConfigurationError: prefixes are kept although a sink needs the states of every token.
     """
 
     def __init__(self, parts: EngineParts, budget: SlotBudget, *, keep: int, shares: bool) -> None:
@@ -218,11 +203,7 @@ class SlotAllocator:
         )
 
     def require_fit(self, sequence: WritingSequence) -> None:
-        """Refuse what can never fit, with the numbers.
-
-        Raises:
-            InvalidRequestError: even alone it is too large.
-        """
+        """Refuse what can never fit, with the numbers."""
         need = self._budget.slot_bytes(sequence.limit + sequence.source_length)
         if need > self._budget.sequence_bytes:
             raise InvalidRequestError(

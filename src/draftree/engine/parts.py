@@ -105,11 +105,7 @@ class EngineParts:
 
 
 def require_picks(target: LanguageModel, verifier: Verifier, traits: DraftTraits) -> None:
-    """Refuse methods that need more of a target than final picks, if it returns nothing else.
-
-    Raises:
-        ConfigurationError: the verifier needs distributions, or the drafter picks beside the accepted path.
-    """
+    """Refuse methods that need more of a target than final picks, if it returns nothing else."""
     if not target.applies_controls:
         return
     if not verifier.follows_picks:
@@ -129,15 +125,6 @@ def require_picks(target: LanguageModel, verifier: Verifier, traits: DraftTraits
 def agree(drafter: str, traits: DraftTraits, verifier: str, rule: type[Verifier]) -> Draw:
     """Return the least restrictive draw that drafter and rule have in common; if the rule can use distributions, one
     with a distribution if there is one.
-
-    Args:
-        drafter: spec of the drafter.
-        traits: its static facts.
-        verifier: spec of the verifier.
-        rule: its class.
-
-    Raises:
-        ConfigurationError: there is no common draw, or the drafter branches and the rule accepts chains only.
     """
     order = reversed(PREFERENCE) if rule.wants_distributions else PREFERENCE
     draw = next((draw for draw in order if draw in traits.draws and draw in rule.accepts), None)

@@ -132,13 +132,7 @@ class CachedPrefix:
 
 
 class PrefixCache:
-    """Kept slots, the least recently used first. Mutated by the engine only.
-
-    Args:
-        target: whose slots they are.
-        limit: slots that are kept at most.
-        drafts: states of the drafters.
-    """
+    """Kept slots, the least recently used first. Mutated by the engine only."""
 
     def __init__(self, target: LanguageModel, limit: int, drafts: DraftStates) -> None:
         self._target = target

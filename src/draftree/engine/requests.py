@@ -30,13 +30,9 @@ class SequenceFactory:
     """Factory of sequences for one set of parts.
 
     Args:
-        parts: the parts of the engine.
         tokenizer: the target's tokenizer, None if it has none.
-        eos_ids: tokens that end a text.
         slot_room: tokens for which one slot has memory, those of a source included; None for no limit.
         defaults: the model's sampling, for parameters that a request does not give.
-        kernels: kernels of the target's passes, for statistics.
-        fallback_reason: why torch is used although native kernels were possible.
 
     Attributes:
         auto_draft: the drafter that `auto` stands for; None if `auto` was not among the drafters.
@@ -78,10 +74,6 @@ class SequenceFactory:
         Args:
             ids: token ids of the prompt, which is the source of an encoder-decoder model, or features.
             params: sampling parameters, or all options; `decoder_prompt` is token ids, as for `decoder_input`.
-            **keywords: changes of the options.
-
-        Raises:
-            InvalidRequestError: an invalid prompt or parameter.
         """
         options = RequestOptions.of(params, **keywords).resolved(self._defaults)
         chosen = self._choice(options.draft)
@@ -146,11 +138,7 @@ class SequenceFactory:
         return self._defaults
 
     def resolved(self, params: SamplingParams) -> SamplingParams:
-        """Return the parameters with the model's defaults in place of those that are not given.
-
-        Raises:
-            InvalidRequestError: a default contradicts them, such as a temperature of 0 for several texts.
-        """
+        """Return the parameters with the model's defaults in place of those that are not given."""
         return params.resolved(self._defaults)
 
     def truncated(self, ids: Sequence[int], params: SamplingParams) -> Sequence[int]:
@@ -248,15 +236,7 @@ class SequenceFactory:
         return self._grammars is not None and self._grammars.is_compiled(params)
 
     def compile_grammar(self, params: SamplingParams) -> None:
-        """Compile the grammar of a future request, which may take long: call it on a thread that delays no request.
-
-        Args:
-            params: sampling parameters with a grammar.
-
-        Raises:
-            InvalidRequestError: the grammar is invalid, or takes too long to compile.
-            QueueFullError: other grammars are still compiling.
-        """
+        """Compile the grammar of a future request, which may take long: call it on a thread that delays no request."""
         if self._tokenizer is None or params.constraint is None:
             return
         grammars = self._spelled_grammars()

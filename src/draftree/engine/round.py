@@ -75,9 +75,7 @@ def run_round(
     then are verified and stay.
 
     Args:
-        parts: the parts of the engine.
         sequences: those that write, each with a slot; their unread tokens are read before their root.
-        chunks: prompt tokens that other sequences read.
 
     Returns:
         The record of the round; None if no sequence decoded.
@@ -255,10 +253,7 @@ def no_token_error(
     """Return the error for a sequence whose distributions have a row without a token, or with NaN.
 
     Args:
-        sequence: the sequence.
-        rows: its rows.
         visited: the rows that count (0 the root's, 1 + i node i's).
-        vocab_size: width of the logits.
     """
     equal = TensorLogits(torch.zeros(len(rows.paths), vocab_size))
     place = f"request {sequence.request_id}: at position {len(sequence.history)}"
@@ -298,11 +293,7 @@ def score_prompt(sequence: WritingSequence, logits: Tensor) -> None:
     """Record log-probabilities of the next prompt tokens.
 
     Args:
-        sequence: the sequence of the prompt.
         logits: logits that predict its next tokens without an entry, shape (tokens, vocab).
-
-    Raises:
-        NonFiniteLogitsError: a log-probability is NaN.
     """
     top = sequence.controls.params.prompt_logprobs
     assert top is not None, "the request wants log-probabilities of its prompt"
@@ -323,7 +314,6 @@ def token_logprobs(logits: Tensor, tokens: Sequence[int], *, top: int) -> list[T
 
     Args:
         logits: the model's logits at each token's position, shape (tokens, vocab).
-        tokens: the written tokens.
         top: how many of the most likely tokens to list; -1 lists all.
     """
     top = logits.shape[-1] if top == EVERY_TOKEN else top
@@ -367,7 +357,6 @@ def record_states(parts: EngineParts, gains: Sequence[PassOutcome], result: Pass
     Args:
         parts: with the sink; nothing is done without one.
         gains: of all sequences of the pass, those that ended included.
-        result: of the pass, which captured the layers of `Parts.capture`.
     """
     if parts.sink is None or result.hidden is None:
         return
@@ -389,8 +378,6 @@ def observe(parts: EngineParts, gains: Sequence[PassOutcome], result: PassResult
     """Report a committed pass to the drafters of the sequences that go on.
 
     Args:
-        parts: the parts of the engine.
-        gains: outcomes of the pass.
         result: result of the pass, which captured the layers of `EngineParts.capture`.
     """
     starts = result.row_starts

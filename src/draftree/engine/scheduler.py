@@ -41,8 +41,6 @@ def reading_sizes(reading: Sequence[WritingSequence], budget: int, *, vocab_size
 
     Args:
         reading: sequences with unread tokens, in the order of service.
-        budget: as for `split_prefill_budget`.
-        vocab_size: width of a row of logits.
     """
     rows = scored_rows(vocab_size)
     given = split_prefill_budget([_wanted(sequence, rows) for sequence in reading], budget)
@@ -67,7 +65,6 @@ class Scheduler:
     overtaken because a later one is smaller: small sequences would starve large ones.
 
     Args:
-        max_batch_size: maximum number of running sequences.
         max_waiting: maximum number of waiting sequences; None for no limit.
     """
 
@@ -89,11 +86,7 @@ class Scheduler:
         return len(self.waiting) + count <= self.max_waiting + free
 
     def add(self, sequences: Sequence[WritingSequence]) -> None:
-        """Queue the sequences of a request, all or none.
-
-        Raises:
-            QueueFullError: the queue has no room for them.
-        """
+        """Queue the sequences of a request, all or none."""
         if not self.takes(len(sequences)):
             raise QueueFullError(
                 f"{len(sequences)} sequences cannot be queued: {len(self.waiting)} are waiting and max_waiting is "

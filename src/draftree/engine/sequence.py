@@ -103,13 +103,9 @@ def decoder_input(
     """Return the beginning of a request's text.
 
     Args:
-        target: the model.
         prompt: token ids or features; the source of an encoder-decoder model.
         decoder_prompt: tokens that the decoder continues, after its start token, which may be left out, or a whole
             start; None for the model's forced first token, if it has one.
-
-    Raises:
-        InvalidRequestError: the prompt is not what the model reads, or is too long.
     """
     if not isinstance(target, EncoderDecoder):
         if decoder_prompt is not None or isinstance(prompt, FeatureSource):
@@ -277,19 +273,10 @@ class WritingSequence:
     """One sequence during generation. Mutated by the engine only.
 
     Args:
-        request_id: name of its request.
-        index: index among the request's n sequences.
-        prompt: token ids.
-        controls: sampling controls.
-        limit: maximum tokens of prompt and output.
         detokenizer: converts tokens to text; None if the model has no tokenizer.
         draft_controls: the controls for the drafter, if they differ from `controls`.
         draft: name of the chosen drafter; empty for the default.
-        owner: as for `SequenceView`.
-        priority: lower numbers are served first.
-        promise: relation of its text to plain decoding.
         source: what an encoder-decoder model decodes from, the prompt being the decoder's; None for causal models.
-        source_length: number of positions of the source.
     """
 
     def __init__(
@@ -406,10 +393,6 @@ class WritingSequence:
 
         Args:
             tokens: at least one; the first `num_drafted` were drafted and accepted, the last is the bonus.
-            num_drafted: number of drafted tokens among them.
-
-        Returns:
-            Number of tokens written.
         """
         for place, token in enumerate(tokens):
             drafted = place < num_drafted

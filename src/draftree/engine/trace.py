@@ -129,11 +129,7 @@ class Trace:
 
     @classmethod
     def read(cls, path: str | Path) -> Trace:
-        """Read a trace from a file of `--record`.
-
-        Raises:
-            ConfigurationError: it is not a trace, or of another format.
-        """
+        """Read a trace from a file of `--record`."""
         return read_trace(Path(path))
 
     def text_of(self, token: int) -> str:
@@ -145,19 +141,12 @@ class Trace:
 
         Args:
             table: "rounds" (one row per round), "steps" (per sequence and round) or "nodes" (per drafted token).
-
-        Raises:
-            ConfigurationError: pandas is not installed, or there is no such table.
         """
         return to_pandas(self, table)
 
 
 def read_trace(path: Path) -> Trace:
-    """Read a trace from its file.
-
-    Raises:
-        ConfigurationError: it is not a trace, or of another format.
-    """
+    """Read a trace from its file."""
     try:
         lines = read_json_lines(path, may_be_cut=True)
     except (OSError, JsonError) as error:
@@ -234,7 +223,6 @@ class TraceWriter:
     """Writes rounds to a file from `begin` on; a callback for `on_round` of an `LLM`.
 
     Args:
-        stream: a file opened for writing.
         clock: seconds, for the start of each round.
     """
 
@@ -269,11 +257,7 @@ class TraceWriter:
         )
 
     def end(self, text_of: Callable[[int], str]) -> None:
-        """Write the texts of all tokens that occurred; call after the last round.
-
-        Args:
-            text_of: returns the text of a token id.
-        """
+        """Write the texts of all tokens that occurred; call after the last round."""
         if self._began is not None:
             self._write({"kind": "tokens", "texts": {str(token): text_of(token) for token in sorted(self._met)}})
 
@@ -317,11 +301,7 @@ def starts_of(trace: Trace) -> list[float]:
 
 
 def to_pandas(trace: Trace, table: str) -> pandas.DataFrame:
-    """Return a table as a data frame.
-
-    Raises:
-        ConfigurationError: there is no such table, or pandas is not installed.
-    """
+    """Return a table as a data frame."""
     found = rows_of(trace, table)
     frames = import_extra("pandas", "data frames need", error=ConfigurationError)
     frame: pandas.DataFrame = frames.DataFrame(list(found))
@@ -329,11 +309,7 @@ def to_pandas(trace: Trace, table: str) -> pandas.DataFrame:
 
 
 def write_csv(trace: Trace, table: str, stream: IO[str]) -> None:
-    """Write a table as CSV with a line of names.
-
-    Raises:
-        ConfigurationError: there is no such table.
-    """
+    """Write a table as CSV with a line of names."""
     found = list(rows_of(trace, table))
     writer = csv.DictWriter(stream, list(found[0]) if found else [], lineterminator="\n")
     writer.writeheader()
@@ -341,15 +317,7 @@ def write_csv(trace: Trace, table: str, stream: IO[str]) -> None:
 
 
 def rows_of(trace: Trace, table: str) -> Iterator[Mapping[str, Any]]:
-    """Return the rows of a table.
-
-    Args:
-        trace: the trace.
-        table: one of `TABLES`.
-
-    Raises:
-        ConfigurationError: there is no such table.
-    """
+    """Return the rows of a table."""
     if table not in TABLES:
         raise ConfigurationError(f"there is no table '{table}' of a trace: {suggestion(table, TABLES)}")
     return TABLES[table](trace)
