@@ -29,10 +29,10 @@ from torch import Tensor
 
 from draftree.loading.first_layers import load_first_layers
 from draftree.loading.loaded import load_tokenizer
-from draftree.loading.options import resolve_dtype
 from draftree.loading.provenance import machine, now, versions
 from draftree.loading.resolve import resolve_model
 from draftree.models.base import Extend, LanguageModel, Pass
+from draftree.options import ModelOptions
 from draftree.remote.split.messages import StateFormat
 
 CHUNK = 512
@@ -92,7 +92,7 @@ def inverted(model: LanguageModel, embedding: Tensor, sent: Tensor, kind: str, c
 def rows(given: argparse.Namespace, split: int) -> list[dict[str, Any]]:
     """Rows of one number of layers."""
     device = torch.device("cpu")
-    model = load_first_layers(given.model, split, dtype=resolve_dtype("auto", device), device=device)
+    model = load_first_layers(ModelOptions(given.model, device=str(device)), split)
     tokenizer = load_tokenizer(resolve_model(given.model))
     assert tokenizer is not None, "the model has a tokenizer"
     texts = [list(tokenizer.encode(text))[: given.tokens] for text in prompts(given.prompts, given.file)]

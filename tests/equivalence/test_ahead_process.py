@@ -13,6 +13,7 @@ from draftree import LLM, SamplingParams
 from draftree.core.errors import ModelLoadError
 from draftree.drafters.wrappers.ahead import Overlap
 from draftree.loading import apart
+from draftree.options import ModelOptions
 from families import drafter_folder, fresh, prompts
 
 
@@ -61,4 +62,4 @@ def test_texts_go_on_when_the_process_is_killed(tmp_path: Path, monkeypatch: pyt
 
 def test_a_model_that_is_missing_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="process of its own"):
-        apart.load_apart(str(tmp_path), threads=1, quantization=None)
+        apart.load_apart(ModelOptions(str(tmp_path), device="cpu", threads=1))

@@ -21,6 +21,7 @@ from draftree.core.errors import ConfigurationError, InvalidRequestError, ModelL
 from draftree.heads.folders import write_head
 from draftree.loading.first_layers import load_first_layers, write_first_layers
 from draftree.loading.load import load_model
+from draftree.options import ModelOptions
 from draftree.remote.address import RefusedError
 from draftree.remote.split import exchange
 from draftree.remote.transport import PostTransport, WebSocketTransport
@@ -259,7 +260,7 @@ def test_what_does_not_fit_is_refused(server: Running, folder: Path, tmp_path: P
     with pytest.raises(ModelLoadError, match="same weights"), split_device(server, other, None):
         pass
     with pytest.raises(ConfigurationError, match="1 to 3"):
-        load_first_layers(folder, LAYERS, dtype=torch.float32, device=torch.device("cpu"))
+        load_first_layers(ModelOptions(folder, dtype="float32", device="cpu"), LAYERS)
     with split_device(server, folder, None) as llm, pytest.raises(UnsupportedModelError, match="early-exit:2"):
         LLM(llm.model, "early-exit:1", tokenizer=tiny_tokenizer())
     with (
@@ -312,7 +313,7 @@ def test_only_what_the_device_runs_is_written(folder: Path, part: Path, capsys: 
     with pytest.raises(ConfigurationError, match="1 to 3"):
         write_first_layers(folder, LAYERS, part.parent / "all")
     with pytest.raises(ConfigurationError, match="first 2 layers: give 1 to 2"):
-        load_first_layers(part, 3, dtype=torch.float32, device=CPU)
+        load_first_layers(ModelOptions(part, dtype="float32", device="cpu"), 3)
     with pytest.raises(ConfigurationError, match="not an empty folder"):
         write_first_layers(folder, 1, part)
     assert run(["models", "part", str(folder), "--split", "9", "--to", str(part.parent / "nine")]) == 1
@@ -332,8 +333,8 @@ def test_tied_weights_are_written_once(tmp_path: Path) -> None:
     whole = save_tiny_model(tmp_path / "whole", chat=False)
     config = load_model(whole, kernels="torch", dtype="float32").model
     part = write_first_layers(whole, 1, tmp_path / "part")
-    local = load_first_layers(part.folder, 1, dtype=torch.float32, device=CPU, kernels="torch")
-    first = load_first_layers(whole, 1, dtype=torch.float32, device=CPU, kernels="torch")
+    local = load_first_layers(ModelOptions(part.folder, dtype="float32", device="cpu", kernels="torch"), 1)
+    first = load_first_layers(ModelOptions(whole, dtype="float32", device="cpu", kernels="torch"), 1)
     assert torch.equal(local.output_head(), first.output_head())
     assert torch.equal(local.input_embedding(), config.input_embedding())
 

@@ -16,6 +16,7 @@ from draftree.loading.first_layers import load_first_layers
 from draftree.loading.load import load_model
 from draftree.loading.loaded import LoadedModel
 from draftree.models.base import Extend, Pass
+from draftree.options import ModelOptions
 from draftree.remote.address import RemoteAddress
 from draftree.remote.link import Connector, Link
 from draftree.remote.split.messages import StateFormat
@@ -88,7 +89,7 @@ def split_device(
     """An `LLM` whose first layers run here."""
     url = server if isinstance(server, str) else server.url
     address = RemoteAddress.parse(f"remote:{url}?split={split}&weights={folder}&states={states}&picks={picks}")
-    local = load_first_layers(folder, split, dtype=torch.float32, device=torch.device("cpu"), kernels=kernels)
+    local = load_first_layers(ModelOptions(folder, dtype="float32", device="cpu", kernels=kernels), split)
     link = Link(address, None, patience=IMPATIENT, connector=connector, takes_bytes=True)
     model = SplitModel(link, local, address)
     loaded = LoadedModel(model, None, link.welcome.eos_ids, "split", tokenizer_sha=link.welcome.tokenizer)
@@ -117,7 +118,7 @@ def rounded_text(folder: Path, kind: str, prompt: list[int], count: int) -> list
 
     Returned states are rounded as well, as those of a server that returns states.
     """
-    local = load_first_layers(folder, SPLIT, dtype=torch.float32, device=torch.device("cpu"))
+    local = load_first_layers(ModelOptions(folder, dtype="float32", device="cpu"), SPLIT)
     whole: Any = load_model(str(folder), dtype="float32").model
     first, rest, text = local.open(), whole.open(), list(prompt)
 

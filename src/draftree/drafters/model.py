@@ -43,7 +43,7 @@ from draftree.loading.resolve import prepared_folder
 from draftree.models.memory import Footprint
 from draftree.models.native.build import NativeUnavailableError
 from draftree.models.source import EncoderDecoder
-from draftree.options import QUANTIZATIONS
+from draftree.options import QUANTIZATIONS, ModelOptions
 
 logger = logging.getLogger(__name__)
 
@@ -89,13 +89,14 @@ def apart_reader(target_quantization: str | None, *, trust_remote_code: bool) ->
 
     def read(name: str, quantization: str | None = None) -> LoadedDraftModel:
         folder = prepared_folder(name)
-        model = load_apart(
+        options = ModelOptions(
             name,
+            device="cpu",
             threads=torch.get_num_threads(),
             quantization=quantization or quantization_beside(name, target_quantization),
-            must_quantize=quantization is not None,
             trust_remote_code=trust_remote_code,
         )
+        model = load_apart(options, must_quantize=quantization is not None)
         return LoadedDraftModel(model, load_tokenizer(folder, trust_remote_code=trust_remote_code), name)
 
     return read

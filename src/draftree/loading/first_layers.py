@@ -17,10 +17,12 @@ import torch
 from draftree.core.errors import ConfigurationError, UnsupportedModelError
 from draftree.loading.encoder_decoder import is_encoder_decoder
 from draftree.loading.lowering import lower_model
+from draftree.loading.options import resolve_place
 from draftree.loading.resolve import gguf_path, resolve_model
 from draftree.loading.transformers_model import PART_OF, quiet, read_model, wrap_model
 from draftree.models.kv.slotted import SlottedModel
 from draftree.models.native.build import NativeUnavailableError
+from draftree.options import ModelOptions
 from draftree.weights.packed_checkpoint import quantization_of
 
 __all__ = ["FirstLayers", "load_first_layers", "refuse_gguf", "require_split", "write_first_layers"]
@@ -84,23 +86,18 @@ def require_split(name: str | os.PathLike[str], count: int) -> None:
     _require_count(config.get_text_config(), count, f"model '{name}'")
 
 
-def load_first_layers(
-    name: str | os.PathLike[str],
-    count: int,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    kernels: str = "auto",
-    quantization: str | None = None,
-) -> SlottedModel:
-    folder = _causal_folder(name)
-    label = f"{name}, first {count} layers"
+def load_first_layers(options: ModelOptions, count: int) -> SlottedModel:
+    folder = _causal_folder(options.model)
+    label = f"{options.model}, first {count} layers"
+    device, dtype = resolve_place(options)
     model = read_model(folder, dtype, device, reader=_FirstLayers(count))
-    if kernels in ("auto", "native") and device.type == "cpu":
+    if options.allows_native and device.type == "cpu":
         try:
-            return _slotted(lower_model(model, folder=folder, name=label, quantization=quantization).model, label)
+            return _slotted(
+                lower_model(model, folder=folder, name=label, quantization=options.quantization).model, label
+            )
         except NativeUnavailableError as reason:
-            if kernels == "native" or quantization is not None:
+            if options.requires_native:
                 raise NativeUnavailableError(f"model '{label}' cannot run on native kernels: {reason}") from reason
             model = read_model(folder, dtype, device, reader=_FirstLayers(count))
     return _slotted(wrap_model(model, folder=folder, name=label, packed=True).model, label)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
@@ -68,15 +69,7 @@ def _split_target(address: RemoteAddress, key: str | None, options: ModelOptions
     from draftree.remote.link import Link, Patience
     from draftree.remote.split.target import SplitModel
 
-    device, dtype = resolve_place(options)
-    local = load_first_layers(
-        address.weights,
-        address.split,
-        dtype=dtype,
-        device=device,
-        kernels=options.kernels,
-        quantization=options.quantization,
-    )
+    local = load_first_layers(replace(options, model=address.weights), address.split)
     link = Link(address, key, patience=Patience(total=address.wait), takes_bytes=True)
     try:
         return SplitModel(link, local, address)

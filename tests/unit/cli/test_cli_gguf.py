@@ -7,13 +7,13 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
 
 from block_files import written
 from draftree.cli.main import run
 from draftree.core.errors import UnsupportedModelError
 from draftree.loading.first_layers import load_first_layers, require_split
 from draftree.loading.resolve import prepared_folder
+from draftree.options import ModelOptions
 from private_cache import private_cache
 
 
@@ -107,7 +107,7 @@ def test_files_are_not_split(
     with pytest.raises(UnsupportedModelError, match="GGUF"):
         require_split(path, 1)
     with pytest.raises(UnsupportedModelError, match="GGUF"):
-        load_first_layers(path, 1, dtype=torch.float32, device=torch.device("cpu"))
+        load_first_layers(ModelOptions(path, dtype="float32", device="cpu"), 1)
     assert not models.exists()
 
 
