@@ -21,10 +21,9 @@ def record(written: int = 3) -> RoundRecord:
 
 async def started(feed: RoundFeed, reader: Any) -> asyncio.Task[list[FeedRound]]:
     before = feed.num_readers
-    task = asyncio.ensure_future(anext(reader))
-    while feed.num_readers == before:
-        await asyncio.sleep(0)
-    return task
+    assert await anext(reader) == []
+    assert feed.num_readers == before + 1
+    return asyncio.ensure_future(anext(reader))
 
 
 def test_a_round_has_counts_and_seconds_but_no_text() -> None:
@@ -115,12 +114,17 @@ def test_a_reader_whose_loop_is_closed_does_not_stop_the_engine() -> None:
 @in_loop
 async def test_a_reader_beyond_the_limit_is_refused_until_another_one_leaves() -> None:
     feed = RoundFeed(max_readers=2)
-    with feed.reader():
-        with feed.reader(), pytest.raises(ApiError, match="2 clients read the rounds") as refused, feed.reader():
-            pass
-        assert (refused.value.status, refused.value.code) == (429, "too_many_readers")
-        assert int(refused.value.headers["Retry-After"]) > 0
-        assert feed.num_readers == 1
-        with feed.reader():
-            assert feed.num_readers == 2
+    readers = [feed.read() for _ in range(3)]
+    for reader in readers[:2]:
+        await anext(reader)
+    with pytest.raises(ApiError, match="2 clients read the rounds") as refused:
+        await anext(readers[2])
+    assert (refused.value.status, refused.value.code) == (429, "too_many_readers")
+    assert int(refused.value.headers["Retry-After"]) > 0
+    await readers[0].aclose()
+    another = feed.read()
+    await anext(another)
+    assert feed.num_readers == 2
+    for reader in (readers[1], another):
+        await reader.aclose()
     assert feed.num_readers == 0

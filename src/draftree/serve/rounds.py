@@ -8,12 +8,12 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, final
 
-from draftree.core.types import RoundRecord, SequenceRecord
+from draftree.core.types import RoundRecord
 from draftree.engine.trace import TraceHeader, TraceWriter
 from draftree.serve.errors import ApiError
 from draftree.serve.settings import ServerSettings
@@ -55,27 +55,18 @@ class FeedRound:
             "time": self.time,
             "seconds": {name: round(value, 7) for name, value in seconds.items()},
             "rows": record.num_rows,
-            "sequences": [_sequence(row) for row in record.sequences],
+            "sequences": [
+                {
+                    "request_id": row.request_id,
+                    "index": row.index,
+                    "num_drafted": row.num_drafted,
+                    "num_accepted": row.num_accepted,
+                    "num_written": row.num_written,
+                    "depth": row.draft_depth,
+                }
+                for row in record.sequences
+            ],
         }
-
-
-def _sequence(row: SequenceRecord) -> dict[str, Any]:
-    return {
-        "request_id": row.request_id,
-        "index": row.index,
-        "num_drafted": row.num_drafted,
-        "num_accepted": row.num_accepted,
-        "num_written": row.num_written,
-        "depth": row.draft_depth,
-    }
-
-
-@dataclass(slots=True)
-class Reader:
-    """One reader: an event that is set when there are rounds after `last`."""
-
-    arrived: asyncio.Event
-    last: int
 
 
 @final
@@ -105,35 +96,34 @@ class RoundFeed:
 
         return push
 
-    @contextlib.contextmanager
-    def reader(self) -> Iterator[Reader]:
+    async def read(self) -> AsyncGenerator[list[FeedRound], None]:
+        """Yield an empty batch as soon as rounds are kept for this reader, then new rounds until the feed is closed."""
+        arrived = asyncio.Event()
         with self._lock:
             if self._max_readers is not None and len(self._readers) >= self._max_readers:
-                raise _too_many_readers(self._max_readers)
-            found = Reader(asyncio.Event(), self._number)
-            self._readers[found.arrived] = asyncio.get_running_loop()
+                raise ApiError(
+                    429,
+                    f"{self._max_readers} clients read the rounds, as many as this server allows: retry after the "
+                    "time in Retry-After, or read /draftree/status",
+                    code="too_many_readers",
+                    headers={"Retry-After": str(RETRY_SECONDS)},
+                )
+            last = self._number
+            self._readers[arrived] = asyncio.get_running_loop()
         try:
-            yield found
+            yield []
+            while not self._is_closed:
+                await arrived.wait()
+                arrived.clear()
+                with self._lock:
+                    new = [kept for kept in self._kept if kept.number > last]
+                if new:
+                    last = new[-1].number
+                    yield new
+                    await asyncio.sleep(PAUSE_SECONDS)
         finally:
             with self._lock:
-                del self._readers[found.arrived]
-
-    async def read(self) -> AsyncGenerator[list[FeedRound], None]:
-        with self.reader() as found:
-            async for batch in self.batches(found):
-                yield batch
-
-    async def batches(self, reader: Reader) -> AsyncGenerator[list[FeedRound], None]:
-        """Yield batches of new rounds until the feed is closed."""
-        while not self._is_closed:
-            await reader.arrived.wait()
-            reader.arrived.clear()
-            with self._lock:
-                new = [kept for kept in self._kept if kept.number > reader.last]
-            if new:
-                reader.last = new[-1].number
-                yield new
-                await asyncio.sleep(PAUSE_SECONDS)
+                del self._readers[arrived]
 
     def close(self) -> None:
         with self._lock:
@@ -146,16 +136,6 @@ class RoundFeed:
                 # a closed loop has no readers any more
                 with contextlib.suppress(RuntimeError):
                     loop.call_soon_threadsafe(arrived.set)
-
-
-def _too_many_readers(count: int) -> ApiError:
-    return ApiError(
-        429,
-        f"{count} clients read the rounds, as many as this server allows: retry after the time in Retry-After, or read "
-        "/draftree/status",
-        code="too_many_readers",
-        headers={"Retry-After": str(RETRY_SECONDS)},
-    )
 
 
 def trace_paths(settings: ServerSettings) -> list[Path]:

@@ -348,6 +348,7 @@ def _encoder(
 
 @dataclass(frozen=True, slots=True)
 class AnswerUpdate:
+    job: Job
     deltas: Sequence[Delta]
     update: Update
 
@@ -367,7 +368,7 @@ class Chat:
                 deltas += parser.finish()
             if not self.shows_reasoning:
                 deltas = [delta for delta in deltas if not isinstance(delta, ReasoningDelta)]
-            yield AnswerUpdate(deltas, found.update)
+            yield AnswerUpdate(self.job, deltas, found.update)
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, final
 
 from fastapi import APIRouter, Request, Response
@@ -160,13 +160,6 @@ async def _events(body: CompletionBody, request: Request) -> AsyncGenerator[byte
             yield data
 
 
-@dataclass(frozen=True, slots=True)
-class Continuation:
-    job: Job
-    head: Head
-    options: RequestOptions
-
-
 @asynccontextmanager
 async def running_completion(
     body: CompletionBody,
@@ -175,7 +168,7 @@ async def running_completion(
     names: Mapping[str, str] = NO_NAMES,
     files: Sequence[SourceFile] | None = None,
     clips_tokens: bool = False,
-) -> AsyncIterator[Continuation]:
+) -> AsyncIterator[tuple[Job, Head]]:
     """Start the continuations of prompts, and abort what is unfinished at the end; arguments as for `running_chat`.
 
     With other `files` of a repository, a prompt has a gap even if its suffix is empty.
@@ -199,7 +192,7 @@ async def running_completion(
         clips_tokens=clips_tokens,
         drops_text=bool(body.echo) and body.max_tokens == 0,
     ) as job:
-        yield Continuation(job, head, options)
+        yield job, head
 
 
 def _filling(
@@ -228,13 +221,12 @@ def _filling(
 
 @asynccontextmanager
 async def _writing(body: CompletionBody, request: Request) -> AsyncIterator[tuple[Job, CompletionWriter]]:
-    async with running_completion(body, request) as running:
-        job = running.job
+    async with running_completion(body, request) as (job, head):
         echoed = list[str]()
         if body.echo:
             for prompt, submission in zip(_prompts(body), job.submissions, strict=True):
-                echoed.append(await _text_of(job.served, running.options, prompt, submission.prompt_ids))
-        yield job, CompletionWriter(job, body, running.head, echoed)
+                echoed.append(await _text_of(job.served, job.options, prompt, submission.prompt_ids))
+        yield job, CompletionWriter(job, body, head, echoed)
 
 
 async def _beams(body: CompletionBody, request: Request) -> Response:

@@ -9,9 +9,9 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from draftree.serve.api.common import ERRORS, GENERATED
-from draftree.serve.api.completions import Continuation, running_completion
+from draftree.serve.api.completions import running_completion
 from draftree.serve.errors import JsonResponse
-from draftree.serve.job import ChoiceUpdate
+from draftree.serve.job import ChoiceUpdate, Job
 from draftree.serve.render import usage_json
 from draftree.serve.schema import SHARED, Body, CompletionBody, Effect, Items, ignored, validated
 from draftree.serve.streams import EventStream, event, respond
@@ -67,34 +67,34 @@ async def infill(body: InfillBody, request: Request) -> Response:
 
 
 async def _object(body: InfillBody, request: Request) -> Response:
-    async with running_completion(_completion(body), request, names=NAMES, files=_files(body)) as running:
-        (done,) = await running.job.finish()
-        last = next(sequence for submission in running.job.submissions for sequence in submission.sequences)
-        return JsonResponse({**_end(running, str(last.finish_reason), last.stop_reason), "content": done.text})
+    async with running_completion(_completion(body), request, names=NAMES, files=_files(body)) as (job, _):
+        (done,) = await job.finish()
+        last = next(sequence for submission in job.submissions for sequence in submission.sequences)
+        return JsonResponse({**_end(job, str(last.finish_reason), last.stop_reason), "content": done.text})
 
 
 async def _events(body: InfillBody, request: Request) -> AsyncGenerator[bytes, None]:
-    async with running_completion(_completion(body), request, names=NAMES, files=_files(body)) as running:
+    async with running_completion(_completion(body), request, names=NAMES, files=_files(body)) as (job, _):
         yield b""
-        async for found in running.job.updates():
-            yield event(_chunk(running, found))
+        async for found in job.updates():
+            yield event(_chunk(job, found))
 
 
-def _chunk(running: Continuation, found: ChoiceUpdate) -> dict[str, Any]:
+def _chunk(job: Job, found: ChoiceUpdate) -> dict[str, Any]:
     update = found.update
     chunk = {"index": 0, "content": "".join(piece.text for piece in update.pieces), "stop": False}
     if not update.is_last:
         return chunk
-    return {**chunk, **_end(running, str(update.sequence.finish_reason), update.sequence.stop_reason)}
+    return {**chunk, **_end(job, str(update.sequence.finish_reason), update.sequence.stop_reason)}
 
 
-def _end(running: Continuation, reason: str, stop_reason: str | int | None) -> dict[str, Any]:
-    usage = usage_json(running.job)
+def _end(job: Job, reason: str, stop_reason: str | int | None) -> dict[str, Any]:
+    usage = usage_json(job)
     is_word = isinstance(stop_reason, str)
     return {
         "index": 0,
         "stop": True,
-        "model": running.head.model.name,
+        "model": job.served.name,
         "stop_type": "word" if is_word else STOP_TYPES[reason],
         "stopping_word": stop_reason if is_word else "",
         "tokens_predicted": usage["completion_tokens"],

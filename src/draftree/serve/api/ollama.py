@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
-from draftree.engine.sequence import Update
-from draftree.serve.api.chat import running_chat
+from draftree.serve.api.chat import AnswerUpdate, running_chat
 from draftree.serve.api.common import documented_errors, model_of, server_of
 from draftree.serve.api.completions import running_completion
 from draftree.serve.errors import ApiError, JsonResponse, encode_json, invalid, shaped_route
-from draftree.serve.job import Job
 from draftree.serve.logprobs import chat_logprobs
 from draftree.serve.pool import ServedModel
 from draftree.serve.reasoning import reasoning_format
@@ -289,24 +286,17 @@ async def show(body: ShowRequest, request: Request) -> Response:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    job: Job
-    deltas: Sequence[Delta]
-    update: Update
-
-
-async def _chatting(body: ChatBody, request: Request) -> AsyncGenerator[_Part, None]:
+async def _chatting(body: ChatBody, request: Request) -> AsyncGenerator[AnswerUpdate, None]:
     async with running_chat(body, request, names=NAMES, clips_tokens=True) as running:
         async for part in running.updates():
-            yield _Part(running.job, part.deltas, part.update)
+            yield part
 
 
-async def _continuing(body: CompletionBody, request: Request) -> AsyncGenerator[_Part, None]:
-    async with running_completion(body, request, names=NAMES, clips_tokens=True) as running:
-        async for found in running.job.updates():
+async def _continuing(body: CompletionBody, request: Request) -> AsyncGenerator[AnswerUpdate, None]:
+    async with running_completion(body, request, names=NAMES, clips_tokens=True) as (job, _):
+        async for found in job.updates():
             text = "".join(piece.text for piece in found.update.pieces)
-            yield _Part(running.job, [TextDelta(text)], found.update)
+            yield AnswerUpdate(job, [TextDelta(text)], found.update)
 
 
 Content = Callable[[str, str, list[dict[str, Any]]], dict[str, Any]]
@@ -321,7 +311,9 @@ def _continuation(text: str, thinking: str, calls: list[dict[str, Any]]) -> dict
     return {"response": text, **({"thinking": thinking} if thinking else {})}
 
 
-async def _answer(request: Request, parts: AsyncGenerator[_Part, None], content: Content, *, stream: bool) -> Response:
+async def _answer(
+    request: Request, parts: AsyncGenerator[AnswerUpdate, None], content: Content, *, stream: bool
+) -> Response:
     if stream:
         return LineStream(
             _lines(parts, content), done=b"", on_error=lambda error: _encoded(error.body()), shape=_error_body
@@ -329,7 +321,7 @@ async def _answer(request: Request, parts: AsyncGenerator[_Part, None], content:
     return await respond(request, _object(parts, content))
 
 
-async def _lines(parts: AsyncGenerator[_Part, None], content: Content) -> AsyncGenerator[bytes, None]:
+async def _lines(parts: AsyncGenerator[AnswerUpdate, None], content: Content) -> AsyncGenerator[bytes, None]:
     calls = _Calls()
     async with aclosing(parts):
         async for part in parts:
@@ -340,7 +332,7 @@ async def _lines(parts: AsyncGenerator[_Part, None], content: Content) -> AsyncG
                 yield _encoded({**_head(part), **content(text, thinking, done), **_end(part)})
 
 
-async def _object(parts: AsyncGenerator[_Part, None], content: Content) -> Response:
+async def _object(parts: AsyncGenerator[AnswerUpdate, None], content: Content) -> Response:
     calls = _Calls()
     deltas = list[Delta]()
     done = list[dict[str, Any]]()
@@ -365,7 +357,7 @@ class _Calls:
     def __init__(self) -> None:
         self._name, self._arguments = "", ""
 
-    def read(self, part: _Part) -> list[dict[str, Any]]:
+    def read(self, part: AnswerUpdate) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         for delta in part.deltas:
             if isinstance(delta, CallDelta):
@@ -382,17 +374,17 @@ class _Calls:
         return [{"function": {"name": name, "arguments": call_arguments(arguments)}}] if name else []
 
 
-def _head(part: _Part) -> dict[str, Any]:
+def _head(part: AnswerUpdate) -> dict[str, Any]:
     return {"model": part.job.served.name, "created_at": _time(time.time()), "done": part.update.is_last}
 
 
-def _logprobs(part: _Part) -> dict[str, Any]:
+def _logprobs(part: AnswerUpdate) -> dict[str, Any]:
     if part.job.options.logprobs is None:
         return {}
     return {"logprobs": chat_logprobs(part.update.logprobs, part.job.served.texts)}
 
 
-def _end(part: _Part) -> dict[str, Any]:
+def _end(part: AnswerUpdate) -> dict[str, Any]:
     if not part.update.is_last:
         return _logprobs(part)
     usage, (stats, *_) = usage_json(part.job), part.job.stats()

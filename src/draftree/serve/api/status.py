@@ -152,8 +152,6 @@ async def rounds(request: Request) -> Response:
 
 
 async def _events(server: Server, names: set[str]) -> AsyncGenerator[bytes, None]:
-    with server.rounds.reader() as reader:
-        yield HELLO
-        async with aclosing(server.rounds.batches(reader)) as batches:
-            async for batch in batches:
-                yield b"".join(event(one.as_json()) for one in batch if one.model in names)
+    async with aclosing(server.rounds.read()) as batches:
+        async for batch in batches:
+            yield b"".join(event(one.as_json()) for one in batch if one.model in names) if batch else HELLO

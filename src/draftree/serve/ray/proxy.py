@@ -491,7 +491,7 @@ class RetryPolicy:
 
 @final
 class Proxy:
-    """The app, which gets each body in one message, as behind `BodyLimit`."""
+    """The app, for HTTP requests with each body in one message, as behind `BodyLimit`."""
 
     def __init__(self, replicas: Replicas, *, retry: RetryPolicy | None = None) -> None:
         self._replicas = replicas
@@ -499,11 +499,6 @@ class Proxy:
         self.num_repeated = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await _lifespan(receive, send)
-            return
-        if scope["type"] != "http":
-            raise ValueError(f"the proxy handles HTTP requests only, not '{scope['type']}'")
         request, endpoint = prepared(scope, (await receive())["body"])
         delivery = Delivery(send, endpoint)
         merges = scope["method"] == "GET" and scope["path"] in (METRICS, STATUS)
@@ -632,9 +627,3 @@ async def _guarded(work: Coroutine[Any, Any, None], delivery: Delivery) -> None:
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _lifespan(receive: Receive, send: Send) -> None:
-    while (message := await receive())["type"] != "lifespan.shutdown":
-        await send({"type": f"{message['type']}.complete"})
-    await send({"type": "lifespan.shutdown.complete"})

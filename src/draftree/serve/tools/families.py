@@ -39,18 +39,18 @@ class Function:
     tool: Mapping[str, Any]
 
 
-def functions_of(tools: object, *, place: str = "tools") -> tuple[Function, ...]:
+def functions_of(tools: object) -> tuple[Function, ...]:
     """Check definitions of tools in the form of /v1/chat/completions."""
     if tools is None:
         return ()
     if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
-        raise invalid(f"'{place}' must be a list of at most {MAX_TOOLS} tools", place)
-    found = tuple(_function(tool, f"{place}[{number}]") for number, tool in enumerate(tools))
+        raise invalid(f"'tools' must be a list of at most {MAX_TOOLS} tools", "tools")
+    found = tuple(_function(tool, f"tools[{number}]") for number, tool in enumerate(tools))
     names = [function.name for function in found]
     for number, name in enumerate(names):
         if name in names[:number]:
             message = f"two tools have the name '{name}': rename one of them"
-            raise invalid(message, f"{place}[{number}].function.name")
+            raise invalid(message, f"tools[{number}].function.name")
     return found
 
 
@@ -92,22 +92,24 @@ def is_forced(choice: object) -> bool:
     return choice == "required" or isinstance(choice, Mapping)
 
 
-def required_name(choice: object, functions: tuple[Function, ...], *, place: str = "tool_choice") -> str | None:
+def required_name(choice: object, functions: tuple[Function, ...]) -> str | None:
     """Return the function that a choice names; None if it names none."""
     if choice is None or choice == "none" or (choice == "auto" and not functions):
         return None
     if not functions:
-        raise invalid(f"'{place}' needs 'tools': leave it out", place)
+        raise invalid("'tool_choice' needs 'tools': leave it out", "tool_choice")
     if choice in ("auto", "required"):
         return None
     inner = choice.get("function") if isinstance(choice, Mapping) and choice.get("type") == "function" else None
     name = inner.get("name") if isinstance(inner, Mapping) else None
     if not isinstance(name, str):
         form = '{"type": "function", "function": {"name": "…"}}'
-        raise invalid(f'\'{place}\' must be "none", "auto", "required" or {form}', place)
+        raise invalid(f'\'tool_choice\' must be "none", "auto", "required" or {form}', "tool_choice")
     if name not in {function.name for function in functions}:
-        message = f"'{place}' names a function that is not in 'tools': {suggestion(name, [f.name for f in functions])}"
-        raise invalid(message, place)
+        message = (
+            f"'tool_choice' names a function that is not in 'tools': {suggestion(name, [f.name for f in functions])}"
+        )
+        raise invalid(message, "tool_choice")
     return name
 
 
