@@ -254,7 +254,7 @@ def serve(port: int, fixed: float, row: float, kept: int) -> None:
         if not installed:
             meters.install(llm)
             installed.append(meters)
-        return {**meters.read(), "known_pass": llm.llm.engine.held.gathering.fixed}
+        return {**meters.read(), "known_pass": llm.llm.engine.paused.batcher.fixed}
 
     gc.collect()
     gc.freeze()  # as `draftree serve` does

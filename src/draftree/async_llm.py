@@ -515,14 +515,14 @@ class AsyncLLM:
 
     async def give(self, submission: Submission, tree: TokenTree) -> None:
         """Give a submission with `drafted_by_client` the tree of its next round."""
-        (sequence,), held = submission.sequences, self._llm.engine.held
-        arrived = held.gathering.clock()
-        await self.between_steps(lambda: held.give(sequence, tree, arrived=arrived))
+        (sequence,), paused = submission.sequences, self._llm.engine.paused
+        arrived = paused.batcher.clock()
+        await self.between_steps(lambda: paused.give(sequence, tree, arrived=arrived))
 
     async def park(self, submission: Submission) -> None:
         """Free the slot of a submission that waits for a tree; its beginning stays a cached prefix for a while."""
         (sequence,) = submission.sequences
-        await self.between_steps(lambda: self._llm.engine.held.park(sequence))
+        await self.between_steps(lambda: self._llm.engine.paused.park(sequence))
 
     async def between_steps(self, action: Callable[[], T]) -> T:
         """Return the result of an action on the engine's thread, which may use the model, between two steps.
@@ -535,11 +535,11 @@ class AsyncLLM:
 
     async def pass_costs(self, max_rows: int) -> Mapping[int, float]:
         """Return seconds of the target's passes by rows, up to at least `max_rows`; measured once."""
-        model, gathering = self._llm.model, self._llm.engine.held.gathering
+        model, batcher = self._llm.model, self._llm.engine.paused.batcher
 
         def measured() -> Mapping[int, float]:
             costs = costs_of(model, max_rows=max_rows)
-            gathering.fixed = costs[min(costs)]
+            batcher.fixed = costs[min(costs)]
             return costs
 
         return await self.between_steps(measured)

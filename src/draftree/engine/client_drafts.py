@@ -57,18 +57,18 @@ class DraftBatcher:
         """Note after a step that the verdicts of the absent sequences are sent now."""
         self._ended = now = self.clock()
         for sequence in absent:
-            absence = sequence.given.absence if sequence.given is not None else None
+            absence = sequence.client_drafts.absence if sequence.client_drafts is not None else None
             if absence is not None and absence.has_taken and absence.left is None:
                 absence.left = now
 
     def patience(self, ready: Sequence[WritingSequence], absent: Sequence[WritingSequence]) -> float:
         """Return the seconds to wait for another tree before the next pass; 0 for none."""
-        here = [sequence.given.absence for sequence in ready if sequence.given is not None]
+        here = [sequence.client_drafts.absence for sequence in ready if sequence.client_drafts is not None]
         if not here or len(here) < len(ready) or not self.fixed:
             return 0.0
         first = min(tree.arrived for tree in here)
         since = (first, max(first, self._ended))
-        away = [sequence.given.absence for sequence in absent if sequence.given is not None]
+        away = [sequence.client_drafts.absence for sequence in absent if sequence.client_drafts is not None]
         ends = [end for one in away if (end := longest_wait(*since, one.due, one.seconds, self.fixed)) is not None]
         return max(0.0, max(ends, default=0.0) - self.clock())
 
@@ -94,7 +94,7 @@ class PausedSequences:
 
     def __init__(self, scheduler: Scheduler, allocator: SlotAllocator) -> None:
         self._scheduler, self._allocator = scheduler, allocator
-        self.gathering = DraftBatcher()
+        self.batcher = DraftBatcher()
         self.is_stalled = False
         """Whether the last step did nothing since all sequences wait; reset by everything that could change that."""
 
@@ -105,20 +105,20 @@ class PausedSequences:
         if self._scheduler.waiting:
             return 0.0
         absent = [sequence for sequence in running if is_paused(sequence)]
-        return self.gathering.patience([one for one in running if not is_paused(one)], absent) if absent else 0.0
+        return self.batcher.patience([one for one in running if not is_paused(one)], absent) if absent else 0.0
 
     def give(self, sequence: WritingSequence, tree: TokenTree, *, arrived: float | None = None) -> None:
         """Give a sequence the tree of its next round, and queue it if it was parked; without effect on finished ones.
 
         Args:
             tree: may be empty; its depth leaves room for the bonus.
-            arrived: when it arrived, on the clock of `gathering`; None for now.
+            arrived: when it arrived, on the clock of `batcher`; None for now.
         """
-        assert sequence.given is not None, "the sequence takes trees"
+        assert sequence.client_drafts is not None, "the sequence takes trees"
         if sequence.is_finished:
             return
-        sequence.given.put(tree)
-        self.gathering.note_tree(sequence.given.absence, self.gathering.clock() if arrived is None else arrived)
+        sequence.client_drafts.put(tree)
+        self.batcher.note_tree(sequence.client_drafts.absence, self.batcher.clock() if arrived is None else arrived)
         self._scheduler.unpark(sequence)
         self.is_stalled = False
 
@@ -130,14 +130,14 @@ class PausedSequences:
             self.is_stalled = False
 
     def admit(self) -> bool:
-        """Admit waiting sequences, and park held ones while the first still finds no room; returns whether any was."""
+        """Admit waiting sequences, parking paused ones while the first finds no room; returns whether any was."""
         running, waiting = self._scheduler.running, self._scheduler.waiting
         has_admitted = bool(self._admitted())
         while not has_admitted and waiting:
-            held = [sequence for sequence in running if is_paused(sequence)]
-            if not held:
+            paused = [sequence for sequence in running if is_paused(sequence)]
+            if not paused:
                 break
-            self.park(min(held, key=lambda sequence: sequence.given.since if sequence.given else 0))
+            self.park(min(paused, key=lambda sequence: sequence.client_drafts.since if sequence.client_drafts else 0))
             running = self._scheduler.running
             has_admitted = bool(self._admitted())
         return has_admitted
@@ -148,6 +148,6 @@ class PausedSequences:
     def note_step(self, *, was_active: bool) -> None:
         """Note a step; `was_active` if it admitted, read, wrote or ended a sequence."""
         absent = [sequence for sequence in self._scheduler.running if is_paused(sequence)]
-        self.gathering.note_absent(absent)
+        self.batcher.note_absent(absent)
         waits = bool(self._scheduler.parked or absent)
         self.is_stalled = waits and not was_active

@@ -412,7 +412,7 @@ class Driver:
     def _patience(self) -> float:
         """Seconds to wait for trees of clients; none if there is background work."""
         is_alone = self._background is None or self._background.is_idle
-        return self._engine.held.patience if is_alone and self._engine.has_work else 0.0
+        return self._engine.paused.patience if is_alone and self._engine.has_work else 0.0
 
     @property
     def _has_work(self) -> bool:

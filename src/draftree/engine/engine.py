@@ -56,7 +56,7 @@ class Engine:
         most = self._limits.max_batch_size or MAX_BATCH
         self._scheduler = Scheduler(min(most, parts.target.max_open or most), self._limits.max_waiting)
         self._allocator = SlotAllocator(parts, self._budget, keep=self._limits.prefix_cache_size, shares=not together)
-        self.held = PausedSequences(self._scheduler, self._allocator)
+        self.paused = PausedSequences(self._scheduler, self._allocator)
         """Sequences whose trees come from clients."""
         # the model may outlive this engine: what is kept must not
         weakref.finalize(self, self.lock.later, self._allocator.prefixes.clear).atexit = False
@@ -77,7 +77,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step can advance a sequence: there is one, and not all wait for trees of their clients."""
-        return not (self._scheduler.is_idle or self.held.is_stalled)
+        return not (self._scheduler.is_idle or self.paused.is_stalled)
 
     @property
     def max_waiting(self) -> int | None:
@@ -150,7 +150,7 @@ class Engine:
             here.add(id(sequence))
             self._allocator.require_fit(sequence)
         self._scheduler.add(sequences)
-        self.held.is_stalled = False
+        self.paused.is_stalled = False
 
     def abort(self, sequences: Sequence[WritingSequence]) -> None:
         """End these sequences now and free their slots; finished ones are unchanged."""
@@ -160,7 +160,7 @@ class Engine:
         for sequence in sequences:
             if not sequence.is_finished:
                 sequence.abort()
-        self.held.is_stalled = False
+        self.paused.is_stalled = False
         self._release()
 
     def stream(self, sequence: WritingSequence) -> Generator[Update, None, None]:
@@ -191,7 +191,7 @@ class Engine:
 
     def _step(self) -> list[WritingSequence]:
         try:
-            has_admitted = self.held.admit()
+            has_admitted = self.paused.admit()
             self._make_room()
             self._allocator.open(self._scheduler.running)
             ready, chunks = self._share_pass()
@@ -207,7 +207,7 @@ class Engine:
             self._release()
             raise
         stepped = list(self._scheduler.running)
-        self.held.note_step(was_active=bool(has_admitted or ready or chunks or any(s.is_finished for s in stepped)))
+        self.paused.note_step(was_active=bool(has_admitted or ready or chunks or any(s.is_finished for s in stepped)))
         self._release()
         return stepped
 

@@ -110,7 +110,7 @@ class SequenceFactory:
             sequence.opens = self._parts.target.opener(asked)
             sequence.kernels, sequence.fallback_reason = self._kernels, self._fallback_reason
             sequence.rounds = [] if options.trace else None
-            sequence.given = ClientDrafts() if options.drafted_by_client else None
+            sequence.client_drafts = ClientDrafts() if options.drafted_by_client else None
             sequence.records_picks = self.records_picks
             if options.written:
                 sequence.write(options.written, 0)

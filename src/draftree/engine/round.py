@@ -53,7 +53,7 @@ class SequenceRound:
         forced, state = self.sequence.forced, self.sequence.draft_state
         if state is not None and not state.choice.traits.wants_picks:
             verdict = replace(verdict, picks=())
-        if forced is None or state is None or self.sequence.given is not None:
+        if forced is None or state is None or self.sequence.client_drafts is not None:
             return self.drafted, verdict
         return forced.drafted, forced.verdict_on_draft(verdict)
 
@@ -158,13 +158,13 @@ def _draft(
 ) -> tuple[float, ...]:
     """Draft the trees; returns the share of each drafter, merged ones apart, in the time; empty for a single one."""
     for turn in turns:
-        if turn.sequence.given is not None:
-            turn.drafted = turn.tree = turn.sequence.given.take()
+        if turn.sequence.client_drafts is not None:
+            turn.drafted = turn.tree = turn.sequence.client_drafts.take()
     seconds = {choice: (0.0,) * len(choice.planner.parts) for choice in parts.drafters}
     has_drafted = False
     for choice, group in groups:
         start = parts.clock() if len(seconds) > 1 else 0.0
-        drafting = [turn for turn in group if turn.sequence.given is None]
+        drafting = [turn for turn in group if turn.sequence.client_drafts is None]
         if not _draft_by(choice, drafting, parts):
             continue
         has_drafted = has_drafted or any(len(turn.drafted) for turn in drafting)

@@ -318,7 +318,7 @@ class WritingSequence:
         self.slot: Slot | None = None
         self.opens: Callable[[], Slot] | None = None
         """Opens a slot with the beginning of the prompt, if token ids alone do not determine it; else None."""
-        self.given: ClientDrafts | None = None
+        self.client_drafts: ClientDrafts | None = None
         """Trees of a client, which replace the drafter's; None for the drafter's."""
         self.forced = None if controls.guide is None else ForcedTokens(controls.guide, self.history)
         """Fits drafts to the grammar; None without one."""
@@ -471,4 +471,4 @@ class WritingSequence:
 
 def is_paused(sequence: WritingSequence) -> bool:
     """Return whether a sequence waits for a tree of its client."""
-    return sequence.given is not None and sequence.given.is_waiting
+    return sequence.client_drafts is not None and sequence.client_drafts.is_waiting

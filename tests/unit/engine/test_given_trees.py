@@ -22,7 +22,7 @@ def given_sequences(llm: LLM) -> list[WritingSequence]:
     found = []
     for prompt, params in zip(PROMPTS, PARAMS, strict=True):
         (sequence,) = llm.requests.sequences(prompt, params, draft="none")
-        sequence.given = ClientDrafts()
+        sequence.client_drafts = ClientDrafts()
         found.append(sequence)
     return found
 
@@ -59,9 +59,9 @@ def run(batch: int, **options: Any) -> None:
         chosen = [one for one in open_ones if chooser.random() < 0.5]
         lengths = {id(one): len(one.history) for one in open_ones}
         for one in chosen:
-            llm.engine.held.give(one, tree_for(one, expected[sequences.index(one)], chooser))
+            llm.engine.paused.give(one, tree_for(one, expected[sequences.index(one)], chooser))
         if chooser.random() < 0.2:
-            llm.engine.held.park(chooser.choice(open_ones))
+            llm.engine.paused.park(chooser.choice(open_ones))
         work(llm)
         for one in open_ones:
             assert (len(one.history) > lengths[id(one)]) == (one in chosen), "one round for each tree"
@@ -98,7 +98,7 @@ def test_parked_sequences_can_be_aborted() -> None:
     work(llm)
     llm.engine.abort(sequences[:3])
     work(llm)
-    llm.engine.held.give(sequences[0], EMPTY)
+    llm.engine.paused.give(sequences[0], EMPTY)
     llm.engine.abort(sequences)
     work(llm)
     assert llm.engine.is_idle
@@ -134,38 +134,38 @@ def test_a_pass_that_could_begin_later_waits_longer_for_near_clients() -> None:
 
 def test_a_pass_waits_for_the_other_tree_and_not_for_clients_that_stay_away() -> None:
     llm, now = tiny_llm(None), [0.0]
-    held = llm.engine.held
-    held.gathering.clock = lambda: now[0]
+    paused = llm.engine.paused
+    paused.batcher.clock = lambda: now[0]
     first, second, *others = given_sequences(llm)
     llm.engine.add(first, second)
     work(llm)
     for one in (first, second):
-        held.give(one, EMPTY)
-    assert held.patience == 0.0, "the time of a pass is unknown"
-    held.gathering.fixed = 10.0
+        paused.give(one, EMPTY)
+    assert paused.patience == 0.0, "the time of a pass is unknown"
+    paused.batcher.fixed = 10.0
     work(llm)  # both verdicts are sent at 0
-    held.give(first, EMPTY, arrived=4.0)
+    paused.give(first, EMPTY, arrived=4.0)
     now[0] = 4.0
-    assert held.patience == 0.0, "it is not known when the second tree comes"
-    held.give(second, EMPTY, arrived=5.0)
-    assert held.patience == 0.0, "all are here"
+    assert paused.patience == 0.0, "it is not known when the second tree comes"
+    paused.give(second, EMPTY, arrived=5.0)
+    assert paused.patience == 0.0, "all are here"
     now[0] = 20.0
     work(llm)  # verdicts at 20; they were away for 4 and 5 seconds
-    held.give(first, EMPTY, arrived=23.0)
+    paused.give(first, EMPTY, arrived=23.0)
     now[0] = 23.0
-    assert held.patience == pytest.approx(3.0), "due at 25, and a tenth of a pass"
+    assert paused.patience == pytest.approx(3.0), "due at 25, and a tenth of a pass"
     now[0] = 26.5
-    assert held.patience == 0.0, "it does not come"
+    assert paused.patience == 0.0, "it does not come"
     now[0] = 24.0
     llm.engine.add(others[0])
-    assert held.patience == 0.0, "a text that waits for its place is not delayed"
+    assert paused.patience == 0.0, "a text that waits for its place is not delayed"
     llm.engine.step()
     (plain,) = llm.requests.sequences([5, 6, 7], SamplingParams(max_tokens=9), draft="none")
     llm.engine.add(plain)
     llm.engine.step()
-    held.give(first, EMPTY, arrived=24.0)
+    paused.give(first, EMPTY, arrived=24.0)
     assert not plain.is_finished
-    assert held.patience == 0.0, "another text could go on"
+    assert paused.patience == 0.0, "another text could go on"
     llm.engine.abort([first, second, others[0], plain])
     llm.engine.check_integrity()
 
