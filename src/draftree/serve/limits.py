@@ -121,16 +121,13 @@ class TimeLimit:
         except TimeoutError:
             if not deadline.expired():
                 raise
-            error = self._error()
+            text = f"the request took longer than {self._timeout:g} s, the limit of this server: request fewer tokens"
+            error = ApiError(504, text, type="timeout_error", code="request_timeout")
             if started is None:
                 await refuse(scope, receive, send, error=error)
             else:
                 record_of(scope).error = error.code
                 await send({"type": "http.response.body", "body": last_event(started, error)})
-
-    def _error(self) -> ApiError:
-        text = f"the request took longer than {self._timeout:g} s, the limit of this server: request fewer tokens"
-        return ApiError(504, text, type="timeout_error", code="request_timeout")
 
 
 def last_event(start: Message, error: ApiError) -> bytes:

@@ -53,8 +53,9 @@ def _of_prediction(by_source: Mapping[str, int], total: int) -> int:
     return sum(count for source, count in by_source.items() if source.partition(",")[0] == PREDICTION)
 
 
-def metrics_json(job: Job) -> dict[str, Any] | None:
-    return None if job.is_plain else {"speculative_decoding": speculation_json(job.stats())}
+def metrics_json(job: Job) -> dict[str, Any]:
+    """Return the field `metrics` with the speculation of all texts; nothing for texts without a drafter."""
+    return {} if job.is_plain else {"metrics": {"speculative_decoding": speculation_json(job.stats())}}
 
 
 def speculation_json(stats: Sequence[CompletionStats]) -> dict[str, Any]:
@@ -78,17 +79,6 @@ def speculation_json(stats: Sequence[CompletionStats]) -> dict[str, Any]:
 
 def _at(counts: Sequence[int], place: int) -> int:
     return counts[place] if place < len(counts) else 0
-
-
-def pieces_json(index: int, update: Any, *, is_plain: bool) -> list[dict[str, Any]]:
-    return [
-        {
-            "index": index,
-            "text": piece.text,
-            "origin": "plain" if is_plain else "drafted" if piece.drafted else "target",
-        }
-        for piece in update.pieces
-    ]
 
 
 def round_json(index: int, record: SequenceRecord, texts: TokenTexts, *, draft: str) -> dict[str, Any]:
@@ -178,7 +168,14 @@ class Report:
     def part(self, found: ChoiceUpdate) -> dict[str, Any]:
         job, report = self._job, dict[str, Any]()
         if self._wanted.pieces:
-            report["pieces"] = pieces_json(found.index, found.update, is_plain=job.is_plain)
+            report["pieces"] = [
+                {
+                    "index": found.index,
+                    "text": piece.text,
+                    "origin": "plain" if job.is_plain else "drafted" if piece.drafted else "target",
+                }
+                for piece in found.update.pieces
+            ]
         if self._wanted.rounds:
             texts, rounds = job.served.texts, found.update.rounds
             report["rounds"] = [round_json(found.index, record, texts, draft=job.draft) for record in rounds]
@@ -203,18 +200,14 @@ def last_chunk(job: Job, body: SamplingBody) -> dict[str, Any] | None:
         return None
     chunk: dict[str, Any] = {"choices": []}
     if wants_usage:
-        chunk["usage"] = usage_json(job)
-        metrics = metrics_json(job)
-        if metrics is not None:
-            chunk["metrics"] = metrics
+        chunk |= closing_fields(job)
     if wants_report:
         chunk["draftree"] = closing_json(job.completions())
     return chunk
 
 
 def closing_fields(job: Job) -> dict[str, Any]:
-    metrics = metrics_json(job)
-    return {"usage": usage_json(job), **({} if metrics is None else {"metrics": metrics})}
+    return {"usage": usage_json(job), **metrics_json(job)}
 
 
 def usage_so_far(job: Job, body: SamplingBody, num_sent: int) -> dict[str, Any]:

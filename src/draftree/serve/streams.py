@@ -47,7 +47,8 @@ class EventStream(Response):
 
     The headers are sent with the first event, which may be empty and means that the request is accepted: an error
     before it becomes an HTTP response of its own, a later one becomes the last event. While the stream is silent,
-    comments show proxies and clients that the connection is alive; the first one also sends the headers.
+    comments show proxies and clients that the connection is alive; the first one also sends the headers. sse-starlette
+    sends them before it asks for an event, so that no error could have a status of its own.
     """
 
     media_type = "text/event-stream"

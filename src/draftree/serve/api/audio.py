@@ -43,6 +43,7 @@ class FormField:
 
 
 def parse_form(content_type: str, body: bytes) -> list[FormField]:
+    """Return the fields of a form, whose whole body is in memory: python-multipart would copy it to files."""
     header = Message()
     header["Content-Type"] = content_type
     boundary = header.get_param("boundary")

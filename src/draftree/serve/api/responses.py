@@ -314,8 +314,7 @@ class ResponseWriter:
             self._end["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
             self._end["completed_at"] = max(int(time.time()), self._head.created)  # the clock may have been set back
-        metrics = metrics_json(self._job)
-        self._end |= {"usage": self._usage(), **({} if metrics is None else {"metrics": metrics})}
+        self._end |= {"usage": self._usage(), **metrics_json(self._job)}
         self._end |= self._report.fields(self._job.completions())
         return [*events, self._event(f"response.{self._end['status']}", response=self.response())]
 

@@ -102,10 +102,6 @@ class Work:
         assert self.text.slot is not None, "the slot is open"
         return self.text.slot
 
-    @property
-    def controls(self) -> Controls | None:
-        return self.text.controls
-
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -205,13 +201,13 @@ class LayerPasses:
             hidden = torch.cat([work.states for work in running])
             result = self._model.run_rest(jobs, hidden, first=self._first, capture=capture)
             for place, work in enumerate(running):
-                if work.controls is not None:
-                    found[id(work)] = _picks(work, result.of(place), work.controls)
+                if work.text.controls is not None:
+                    found[id(work)] = _picks(work, result.of(place), work.text.controls)
                 elif work.wanted:
                     own = [capture.index(layer) for layer in work.layers]
                     states = result.hidden_of(place)[-work.wanted :, own]
                     found[id(work)] = work.format.pack(states.flatten(0, 1)).tobytes()
-        return [found.get(id(work), b"" if work.controls is None else []) for work in works]
+        return [found.get(id(work), b"" if work.text.controls is None else []) for work in works]
 
     def _edit(self, work: Work) -> None:
         if work.text.slot is None:
@@ -224,7 +220,7 @@ class LayerPasses:
 
 def _job(work: Work) -> Extend:
     count = len(work.parents)
-    wants_logits = work.controls is not None and work.wanted
+    wants_logits = work.text.controls is not None and work.wanted
     return Extend(
         work.slot, [0] * count, work.parents, logits_at=range(count - work.wanted, count) if wants_logits else ()
     )
