@@ -170,7 +170,7 @@ def test_a_start_of_changed_files_replaces_the_packed_weights(tmp_path: Path) ->
     assert torch.equal(logits(load_model(folder, dtype="float32")), first)
     assert [found for found, _ in packed_folders()] == [copy]
     assert [found for found, _ in packed_folders(folder)] == [copy]
-    assert len(list((tmp_path / "cache" / "blueprints").glob("*.blocks"))) == 1
+    assert len(list((tmp_path / "cache" / "blueprints").glob("*.json"))) == 1
 
 
 def test_settings_that_changed_are_read_again(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import ConfigurationError, ModelLoadError, UnsupportedModelError
-from draftree.core.files import MALFORMED, expanded, read_json, write_json
+from draftree.core.files import MALFORMED, expanded
 from draftree.core.host import return_free_memory
 from draftree.loading.loaded import LoadedModel
 from draftree.loading.native_start import (
@@ -33,8 +33,9 @@ from draftree.loading.native_start import (
     logits_digest,
     parsed_record,
     place_of,
+    start_name,
 )
-from draftree.loading.records import BLOCKS_SUFFIX, Store, digest_of
+from draftree.loading.records import Store, digest_of
 from draftree.loading.resolve import is_block_file
 from draftree.loading.transformers_model import eos_ids_from, import_modeling
 from draftree.models.base import Extend, Pass
@@ -116,7 +117,7 @@ class BlockWeights(Weights):
 
 
 def start_on_blocks(
-    folder: Path, source: BlockSource, dtype: torch.dtype, *, record: Path, place: str, identity: str, quantization: str
+    folder: Path, source: BlockSource, dtype: torch.dtype, *, place: str, identity: str, quantization: str
 ) -> tuple[NativeModel, tuple[int, ...]]:
     """Return a model on blocks, and the tokens that end a text.
 
@@ -132,18 +133,20 @@ def start_on_blocks(
     settings = digest_of(path for name in SETTINGS if (path := folder / name).exists())
     facts = {"dtype": kind, "identity": identity, "library": library().path.name, "versions": versions}
     facts |= {"settings": settings, "folder": str(folder.resolve()), "quantization": quantization}
-    known, model = _recorded(record, facts), None
+    name = start_name(folder, kind, quantization)
+    known, model = _recorded(name, facts), None
     copy = PackedCopy(copy_name(folder, place, kind), facts, quantization=quantization)
     if known is not None and (model := copy.load(known.blueprint)) is None:
         model = NativeModel(known.blueprint, BlockWeights(source), quantization=quantization)
         if logits_digest(model) != known.digest:
-            logger.warning("'%s' gives other logits now: it is made again", record)
+            logger.warning("the start of '%s' gives other logits now: its record is made again", folder)
             known = None
         else:
             copy.keep(model)
     if known is None or model is None:
         model, known = _first_start(folder, source, dtype, identity=identity, quantization=quantization)
-        write_json(record, {"facts": facts, "record": dataclasses.asdict(known)})
+        if Store().is_on:
+            Store().put(name, facts, dataclasses.asdict(known))
         copy.keep(model)
         model.free_slots()  # of the comparisons
         return_free_memory()  # of the dequantized layers
@@ -151,14 +154,12 @@ def start_on_blocks(
     return model, known.eos_ids
 
 
-def _recorded(path: Path, facts: dict[str, Any]) -> Record | None:
+def _recorded(name: str, facts: dict[str, Any]) -> Record | None:
+    kept = Store().get(name, facts) if Store().is_on else None
     try:
-        found = read_json(path)
-        return parsed_record(found["record"]) if found["facts"] == facts else None
-    except FileNotFoundError:
-        return None
-    except (OSError, *MALFORMED) as error:
-        logger.info("'%s' is not usable: %s", path, error)
+        return None if kept is None else parsed_record(kept)
+    except MALFORMED as error:
+        logger.info("the record '%s' is not usable: %s", name, error)
         return None
 
 
@@ -288,7 +289,6 @@ def _require_blocks(layers: Sequence[LayerBlueprint], source: BlockSource) -> No
 
 
 GGUF = "gguf"
-RECORD = "start.json"  # file of the recorded structure in the description of a GGUF file
 
 
 def quantization_beside(name: str | os.PathLike[str], target: str | None) -> str | None:
@@ -306,9 +306,7 @@ def load_gguf(name: str | os.PathLike[str], dtype: torch.dtype) -> LoadedModel:
     folder, file = describe_blocks(expanded(os.fspath(name)), Cache(), progress=silent)
     identity = str((Cache().manifest(folder.name) or {}).get("sha256", ""))
     try:
-        model, eos_ids = start_on_blocks(
-            folder, file, dtype, record=folder / RECORD, place=identity, identity=identity, quantization=GGUF
-        )
+        model, eos_ids = start_on_blocks(folder, file, dtype, place=identity, identity=identity, quantization=GGUF)
     finally:
         forget_gguf()
     return LoadedModel.native(model, folder, eos_ids, name=str(name), quantization=GGUF)
@@ -330,11 +328,9 @@ def load_packed_checkpoint(
     source = PackedCheckpoint(folder, settings)
     files = [status_of(path) for path in sorted(folder.glob("*.safetensors"))]
     identity = hashlib.sha256(json.dumps([files, dict(settings)]).encode()).hexdigest()
-    place = place_of(folder)
-    record = Store().folder / f"{folder.name}-{place[:16]}{BLOCKS_SUFFIX}"
     try:
         model, eos_ids = start_on_blocks(
-            folder, source, dtype, record=record, place=place, identity=identity, quantization=method
+            folder, source, dtype, place=place_of(folder), identity=identity, quantization=method
         )
     except NativeUnavailableError as reason:
         raise UnsupportedModelError(

@@ -25,8 +25,6 @@ logger = logging.getLogger(__name__)
 
 SWITCH = "DRAFTREE_BLUEPRINTS"
 SUFFIX, PART = ".json", ".part"
-BLOCKS_SUFFIX = ".blocks"
-"""Of records that starts of checkpoints of 4 bits keep in the same folder, in a format of their own."""
 
 
 class Store:
@@ -74,17 +72,14 @@ class Store:
     def entries(self) -> list[tuple[Path, os.stat_result]]:
         """Return all records and their status, the newest first."""
         found = []
-        for path in (*self.folder.glob(f"*{SUFFIX}"), *self.folder.glob(f"*{BLOCKS_SUFFIX}")):
+        for path in self.folder.glob(f"*{SUFFIX}"):
             with contextlib.suppress(OSError):  # another process may remove it
                 found.append((path, path.stat()))
         return sorted(found, key=lambda entry: entry[1].st_mtime_ns, reverse=True)
 
     def facts(self, path: Path) -> Mapping[str, Any]:
         try:
-            content = path.read_bytes()
-            found: Mapping[str, Any] = (
-                parse_json(content)["facts"] if path.suffix == BLOCKS_SUFFIX else _parsed(content)["made_for"]
-            )
+            found: Mapping[str, Any] = _parsed(path.read_bytes())["made_for"]
             return found
         except (OSError, *MALFORMED):
             return {}
