@@ -236,7 +236,10 @@ class _Growing:
     def add_draws(self, tree: TokenTree, name: str, vocab_size: int) -> list[int]:
         """Add the draws of one tree; for its nodes the first node of their token; see `join`."""
         is_point = tree.distributions is None
-        distributions = _point_distributions(tree, vocab_size) if tree.distributions is None else tree.distributions
+        distributions = tree.distributions
+        if distributions is None:
+            chosen = torch.tensor(tree.tokens, dtype=torch.long).unsqueeze(-1)
+            distributions = torch.zeros(len(tree), vocab_size).scatter_(-1, chosen, 1.0)
         places: list[int] = []
         for node, (row, token, parent) in enumerate(zip(distributions.cpu(), tree.tokens, tree.parents, strict=True)):
             above = ROOT if parent == ROOT else places[parent]
@@ -280,8 +283,3 @@ class _Growing:
 
 def _names_of(tree: TokenTree, node: int, name: str) -> tuple[str, ...]:
     return tuple(f"{name}/{source}" for source in tree.sources[node]) if tree.sources else (name,)
-
-
-def _point_distributions(tree: TokenTree, vocab_size: int) -> Tensor:
-    chosen = torch.tensor(tree.tokens, dtype=torch.long).unsqueeze(-1)
-    return torch.zeros(len(tree), vocab_size).scatter_(-1, chosen, 1.0)

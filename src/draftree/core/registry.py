@@ -184,8 +184,5 @@ def _convert(text: str, hint: Any, what: str) -> Any:
             return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[text.lower()]
         return hint(text)
     except (ValueError, KeyError) as error:
-        raise ConfigurationError(f"{what} must be {_article(hint)}, got '{text}'") from error
-
-
-def _article(hint: type) -> str:
-    return {int: "a whole number", float: "a number", bool: "true or false"}.get(hint, hint.__name__)
+        noun = {int: "a whole number", float: "a number", bool: "true or false"}.get(hint, hint.__name__)
+        raise ConfigurationError(f"{what} must be {noun}, got '{text}'") from error

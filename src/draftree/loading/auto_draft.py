@@ -117,18 +117,14 @@ def _read_tuned(path: Path) -> list[TunedDraft]:
             raise ConfigurationError(
                 f"'{path}' has format {values['format']!r}, and this program reads {TUNED_FORMAT}: delete it"
             )
-        return [_parsed_tuned(one) for one in values["results"]]
+        tuples = ("spread", "temperatures")
+        return [TunedDraft(**one | {name: tuple(one[name]) for name in tuples}) for one in values["results"]]
     except FileNotFoundError:
         return []
     except (OSError, *MALFORMED) as error:
         if isinstance(error, ConfigurationError):
             raise
         raise ConfigurationError(f"'{path}', kept by 'draftree tune', is damaged or unreadable: delete it") from error
-
-
-def _parsed_tuned(values: Mapping[str, Any]) -> TunedDraft:
-    low, high = values["spread"]
-    return TunedDraft(**{**values, "spread": (low, high), "temperatures": tuple(values["temperatures"])})
 
 
 def _write_tuned(place: Path, results: Sequence[TunedDraft]) -> None:

@@ -8,7 +8,6 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -47,6 +46,8 @@ OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GI
 
 def machine(device: torch.device) -> dict[str, Any]:
     """Return processor, cores, memory, system, and the GPU if one is used."""
+    release = re.match(r"[\d.]*", platform.release())  # of a kernel; what follows the numbers may identify its builder
+    numbers = release.group().rstrip(".") if release else ""
     found: dict[str, Any] = {
         "cpu": cpu_name(),
         "architecture": platform.machine(),
@@ -54,7 +55,7 @@ def machine(device: torch.device) -> dict[str, Any]:
         "usable_cores": usable_cores(),
         "cpu_flags": _cpu_flags(),
         "memory_gib": _memory_gib(),
-        "system": f"{platform.system()} {_numbers_of(platform.release())}".strip(),
+        "system": f"{platform.system()} {numbers}".strip(),
     }
     if device.type == "cuda":
         found["gpu"] = torch.cuda.get_device_name(device)
@@ -89,7 +90,8 @@ def checkout(package: Path) -> dict[str, Any]:
 def model_facts(name: str, folder: Path) -> dict[str, Any]:
     """Return a model's name and fingerprint: the sha256 of the sha256s of settings, weights and tokenizer."""
     digest = hashlib.sha256()
-    for path in sorted(_files_that_count(folder)):
+    patterns = ("config.json", "*.safetensors", "pytorch_model*.bin", "tokenizer.json", "*.jinja", "gguf.json")
+    for path in sorted(path for pattern in patterns for path in folder.glob(pattern) if path.is_file()):
         digest.update(f"{path.name} {_sha256(path)}\n".encode())
     return {"name": shown_name(name), "sha256": digest.hexdigest()}
 
@@ -104,11 +106,6 @@ def load_average() -> list[float] | None:
 
 def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def _files_that_count(folder: Path) -> Iterable[Path]:
-    patterns = ("config.json", "*.safetensors", "pytorch_model*.bin", "tokenizer.json", "*.jinja", "gguf.json")
-    return (path for pattern in patterns for path in folder.glob(pattern) if path.is_file())
 
 
 def _sha256(path: Path) -> str:
@@ -145,9 +142,3 @@ def _memory_gib() -> float | None:
         return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
     except (AttributeError, OSError, ValueError):
         return None
-
-
-def _numbers_of(release: str) -> str:
-    """Return the leading numbers of a kernel's release; the rest may identify its builder."""
-    found = re.match(r"[\d.]*\d", release)
-    return found.group() if found else ""

@@ -71,8 +71,7 @@ def in_float32(model: Any) -> Iterator[None]:
                 parameter.data = parameter.data.float()
         for module in model.modules():
             if type(module) is nn.Linear:
-                undo.callback(_reset_forward, module, vars(module).get("forward"))
-                vars(module)["forward"] = functools.partial(_linear, module)
+                undo.enter_context(_replaced(module, functools.partial(_linear, module)))
             elif isinstance(module, nn.Embedding):
                 undo.callback(module.register_forward_hook(lambda _, __, found: found.float()).remove)
             elif matrices := [own for own in module.parameters(recurse=False) if own.dim() > 1]:
@@ -99,13 +98,6 @@ class _Copies:
         for parameter, own in zip(self._parameters, self._own, strict=False):
             parameter.data = own
         self._own = []
-
-
-def _reset_forward(module: nn.Linear, own: Any) -> None:
-    if own is None:
-        del vars(module)["forward"]
-    else:
-        vars(module)["forward"] = own
 
 
 def _linear(module: nn.Linear, x: Tensor) -> Tensor:

@@ -58,7 +58,9 @@ def resolve_model(
         check_sums(path, cache)
         return path
     if path.is_file():
-        return _resolve_file(path, cache, convert=convert, reason=reason, progress=progress)
+        if is_gguf(path):
+            return install_gguf(path, cache, convert=convert, reason=reason, progress=progress)
+        raise ModelLoadError(f"'{path}' is not a GGUF file: name the model's folder, which contains config.json")
     if not isinstance(name, str) or PATH_LIKE.match(spelled):
         raise ModelNotFoundError(f"the model '{spelled}' does not exist: no such folder or file; check the path")
     if cache.manifest(spelled) is not None:
@@ -77,12 +79,6 @@ def require_sound(name: str) -> None:
     """Raise for a damaged model folder early: before torch is imported, and before another model is fetched."""
     if name.strip() and expanded(name).is_dir():
         check_model_folder(expanded(name))
-
-
-def _resolve_file(path: Path, cache: Cache, *, convert: bool, reason: str, progress: Progress) -> Path:
-    if is_gguf(path):
-        return install_gguf(path, cache, convert=convert, reason=reason, progress=progress)
-    raise ModelLoadError(f"'{path}' is not a GGUF file: name the model's folder, which contains config.json")
 
 
 def _ways_to_name() -> str:

@@ -22,7 +22,9 @@ def start_ranks(options: ModelOptions) -> list[subprocess.Popen[bytes]]:
     if "RANK" in os.environ:
         raise ConfigurationError("this process is a rank of a job and cannot start another one: leave torchrun out")
     count = str(options.num_processes)
-    os.environ.update(WORLD_SIZE=count, LOCAL_WORLD_SIZE=count, MASTER_ADDR=LOOPBACK, MASTER_PORT=str(_free_port()))
+    with socket.create_server((LOOPBACK, 0)) as free:
+        port = str(free.getsockname()[1])
+    os.environ.update(WORLD_SIZE=count, LOCAL_WORLD_SIZE=count, MASTER_ADDR=LOOPBACK, MASTER_PORT=port)
     os.environ.update(RANK="0", LOCAL_RANK="0")
     arguments = json.dumps({"model": options.model, **options.loading})
     return [
@@ -33,11 +35,6 @@ def start_ranks(options: ModelOptions) -> list[subprocess.Popen[bytes]]:
         )
         for rank in range(1, options.num_processes)
     ]
-
-
-def _free_port() -> int:
-    with socket.create_server((LOOPBACK, 0)) as bound:
-        return int(bound.getsockname()[1])
 
 
 def main(arguments: str) -> None:

@@ -348,22 +348,17 @@ def save_description(
     check_sizes(file.path, settings, num_tensors=len(file.tensors), num_values=num_values)
     save_gguf_tokenizer(file, folder)
     ends = end_ids(file)
+    names = {"bos": "bos_token_id", "eos": "eos_token_id", "padding": "pad_token_id"}
+    special = {name: index for role, name in names.items() if (index := token_id(file, role)) is not None}
     config = save_configuration(
         folder,
         model_type=architecture.model_type,
         model_class=architecture.model_class,
-        settings=settings | _special_ids(file),
+        settings=settings | special,
         dtype=dtype,
         stop_ids=ends if len(ends) > 1 else (),
     )
     return architecture, settings, parameter_shapes(config)
-
-
-def _special_ids(file: GgufFile) -> dict[str, int]:
-    ids = {role: token_id(file, role) for role in ("bos", "eos", "padding")}
-    return {
-        f"{'pad' if role == 'padding' else role}_token_id": index for role, index in ids.items() if index is not None
-    }
 
 
 def tensor_sources(file: GgufFile, shapes: dict[str, tuple[int, ...]]) -> dict[str, str]:

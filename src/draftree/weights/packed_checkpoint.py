@@ -69,7 +69,8 @@ def scheme_of(folder: Path, settings: Mapping[str, Any]) -> Scheme:
     method = str(settings.get("quant_method"))
     if method not in SUFFIXES:
         raise scheme_refusal(folder, f"the method '{method}'")
-    if _names_transforms(settings.get("transform_config")):
+    transforms = settings.get("transform_config")
+    if transforms.get("config_groups", transforms) if isinstance(transforms, Mapping) else transforms:
         raise scheme_refusal(folder, "rotated inputs (transform_config), which passes would have to rotate")
     scheme = _of_groups(folder, settings) if method == "compressed-tensors" else settings
     bits = scheme.get("bits", scheme.get("w_bit"))
@@ -91,10 +92,6 @@ def _require_size(folder: Path, bits: Any, size: Any) -> None:
     is_size = isinstance(size, int) and (size == ALL_INPUTS or (size > 0 and size % BLOCK == 0))
     if bits != CODE_BITS or not is_size:
         raise scheme_refusal(folder, f"{bits} bits in groups of {size}")
-
-
-def _names_transforms(found: Any) -> bool:
-    return bool(found.get("config_groups", found) if isinstance(found, Mapping) else found)
 
 
 def _of_groups(folder: Path, settings: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -142,13 +139,6 @@ class Header:
 
     def __str__(self) -> str:
         return f"{self.dtype} {list(self.shape)}"
-
-
-def matrix_shape(
-    scheme: Scheme, stem: str, headers: Mapping[str, Header], declared: tuple[int, ...]
-) -> tuple[int, int]:
-    """Check the tensors of a matrix of 4 bits and return its outputs and inputs."""
-    return _Matrix(scheme, stem, headers).shape(declared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +307,7 @@ class PackedCheckpoint:
         if declared is not None and (declared.dtype not in INDICES or declared.shape != (2,)):
             raise self._damaged(f"its tensor '{stem}weight_shape' is {declared}, and needs two numbers")
         shape = () if declared is None else tuple(self._tensor(f"{stem}weight_shape").tolist())
-        return matrix_shape(self._scheme, stem, headers, shape)
+        return _Matrix(self._scheme, stem, headers).shape(shape)
 
     def _damaged(self, what: str) -> ModelLoadError:
         return ModelLoadError(f"'{self._folder}' is damaged: {what}: {get_again(self._folder)}")

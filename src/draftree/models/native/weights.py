@@ -175,17 +175,12 @@ def places_in_files(model: Any, names: Iterable[str], folder: Path) -> dict[str,
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             for name in found:
                 pieces = zip(parameters[name].detach().split(ROWS), stored.get(name).split(ROWS), strict=True)
-                if not all(pool.map(_are_same, pieces)):
+                if not all(pool.map(lambda pair: torch.equal(pair[0], pair[1].to(pair[0].dtype)), pieces)):
                     return None
                 stored.release(name)
     finally:
         stored.close()
     return found
-
-
-def _are_same(pair: tuple[Tensor, Tensor]) -> bool:
-    ours, theirs = pair
-    return torch.equal(ours, theirs.to(ours.dtype))
 
 
 def _candidates(folder: Path) -> dict[str, StoredWeight]:

@@ -224,7 +224,7 @@ class HFModel(TransformersModel, SlottedModel):
         order = RowOrder(jobs, nodes)
         current = plan_pass(self._pool.memory, order.slots, order.nodes, self.device)
         tokens, requested = order.tokens, order.requested
-        padding = self._padding(len(tokens))
+        padding = next((bucket - len(tokens) for bucket in self.row_buckets if bucket >= len(tokens)), 0)
         rows = None
         if padding or requested != list(range(len(tokens))):
             rows = torch.tensor(requested or [0])  # the head needs at least one row
@@ -240,6 +240,3 @@ class HFModel(TransformersModel, SlottedModel):
             logits = self._forward(tokens_row, positions_row, rows)
         captured = caught.stacked(layer_range.captured_layers)
         return layer_range.output(TensorLogits(logits[: len(requested)]), None if captured is None else captured[place])
-
-    def _padding(self, rows: int) -> int:
-        return next((bucket - rows for bucket in self.row_buckets if bucket >= rows), 0)

@@ -61,10 +61,6 @@ class Bucket:
     words: int  # number of integers of a cell's visibility bits
 
     @property
-    def num_cells(self) -> int:
-        return self.num_slots * self.nodes
-
-    @property
     def tree_size(self) -> int:
         return self.words * WORD_BITS
 
@@ -105,7 +101,7 @@ def bucket_of(
         length=min(rounded(max(keys, shapes.shortest)), length),
         words=rounded(-(-tentative // WORD_BITS)),
     )
-    return found if found.num_cells <= shapes.max_cells else None
+    return found if found.num_slots * found.nodes <= shapes.max_cells else None
 
 
 Array = TypeVar("Array", np.ndarray, Tensor)
@@ -364,7 +360,9 @@ class StaticPasses:
         self._prepared: OrderedDict[Bucket, Prepared] = OrderedDict()
         self._version = memory.version
         self._graphs: Graphs | None = graphs_of(device) if shapes.captures else None
-        self.why_eager = _why_eager(device, shapes, self._graphs)
+        self.why_eager = f"there are no graphs on {device.type}" if self._graphs is None else None
+        if not shapes.captures:
+            self.why_eager = "capturing was turned off"
 
     @property
     def num_captured(self) -> int:
@@ -480,9 +478,3 @@ class StaticPasses:
             del self._prepared[bucket]
             count, free_bytes = count - 1, free_bytes + prepared.num_bytes
         return True
-
-
-def _why_eager(device: torch.device, shapes: Shapes, graphs: Graphs | None) -> str | None:
-    if not shapes.captures:
-        return "capturing was turned off"
-    return f"there are no graphs on {device.type}" if graphs is None else None

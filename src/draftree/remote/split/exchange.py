@@ -68,10 +68,6 @@ class SplitSlot(Slot):
     def num_tentative(self) -> int:
         return len(self.parents)
 
-    @property
-    def num_local(self) -> int:
-        return len(self._states)
-
     def note_local(self, tokens: Sequence[int], parents: Sequence[int], states: Tensor) -> None:
         """Add nodes of the local slot, with the output of the first layers, shape (nodes, hidden)."""
         for token, parent, state in zip(tokens, parents, states, strict=True):
@@ -91,7 +87,7 @@ class SplitSlot(Slot):
             above = ROOT if parent == ROOT else found[parent]
             node = self._places.get((above, int(token)))
             if is_new or node is None or node in used:
-                node = self.num_local + len(missing)
+                node = len(self._states) + len(missing)
                 missing.append(place)
             used.add(node)
             found.append(node)

@@ -49,10 +49,6 @@ def rows_of(job: Extend) -> Sequence[int]:
     return range(len(job.tokens)) if job.logits_at is None else job.logits_at
 
 
-def joined_states(parts: Sequence[Tensor], num_layers: int, hidden: int) -> Tensor:
-    return torch.cat(list(parts)) if parts else torch.empty(0, num_layers, hidden)
-
-
 def read_out(local: SlottedModel, jobs: Sequence[Extend], states: Sequence[Tensor]) -> Logits:
     """Return the requested nodes' logits from the last layer's outputs for each job's last nodes, (nodes, hidden)."""
     rows: list[Tensor] = []
@@ -243,7 +239,12 @@ class SplitModel(LanguageModel):
         self.require_capture(pass_.capture)
         start, capture = self._clock(), pass_.capture
         turns = make_turns(self.local, self._exchange.format, pass_.jobs, capture=capture)
-        layers = self._returned(capture)
+        # layers whose states the server returns, the last one last
+        layers = (
+            ()
+            if self.applies_controls
+            else tuple(sorted({at for at in capture if at > self.split} | {self.num_layers}))
+        )
         try:
             queue, passed = self._exchange.run([turn for turn, _ in turns], layers)
         except FrameError as error:
@@ -257,7 +258,8 @@ class SplitModel(LanguageModel):
         results = [turn.results for turn, _ in turns]
         if self.applies_controls:
             return PassResult.of_jobs(pass_.jobs, picked_rows(pass_.jobs, results, self.vocab_size))
-        states = [joined_states(parts, len(layers), self._exchange.format.hidden) for parts in results]
+        none = torch.empty(0, len(layers), self._exchange.format.hidden)
+        states = [torch.cat(parts) if parts else none for parts in results]
         logits = read_out(self.local, pass_.jobs, [own[:, -1] for own in states])
         if not capture:
             return PassResult.of_jobs(pass_.jobs, logits)
@@ -265,12 +267,6 @@ class SplitModel(LanguageModel):
             capture, turns, split=self.split, returned=dict(zip(layers, torch.cat(states).unbind(1), strict=True))
         )
         return PassResult.of_jobs(pass_.jobs, logits, hidden.to(self.device))
-
-    def _returned(self, capture: Sequence[int]) -> tuple[int, ...]:
-        """Return the layers whose states the server returns, the last one last."""
-        if self.applies_controls:
-            return ()
-        return tuple(sorted({layer for layer in capture if layer > self.split} | {self.num_layers}))
 
     def _run_first(self, pass_: Pass) -> PassResult:
         """Run a draft pass through the first layers; a whole pass continues from its nodes."""

@@ -214,7 +214,10 @@ class LayerReader:
                 raise RuntimeError("the weights of this model were closed")
             self._start()
             if index not in self._ready and index not in (self._reading, self._next):
-                self._jump(index)
+                self._free.extend(self._ready.values())
+                self._ready.clear()
+                self._next = index
+                self._changed.notify_all()
             self._changed.wait_for(lambda: index in self._ready or self._error is not None)
             if self._error is not None:
                 raise self._error
@@ -239,12 +242,6 @@ class LayerReader:
         if self._thread is None:
             self._thread = threading.Thread(target=self._read_ahead, name="draftree-weights", daemon=True)
             self._thread.start()
-
-    def _jump(self, index: int) -> None:
-        self._free.extend(self._ready.values())
-        self._ready.clear()
-        self._next = index
-        self._changed.notify_all()
 
     def _read_ahead(self) -> None:
         while True:

@@ -36,20 +36,15 @@ class Projection:
         whole: Any = self.linears[0]
         if len(self.linears) > 1:
             whole = nn.Linear(whole.in_features, sum(one.out_features for one in self.linears), device="meta")
-            whole.weight = nn.Parameter(torch.cat([_weight_of(one) for one in self.linears]), requires_grad=False)
+            whole.weight = nn.Parameter(torch.cat([one.weight.detach() for one in self.linears]), requires_grad=False)
             whole.bias = None
             if any(one.bias is not None for one in self.linears):
-                biases = [_bias_of(one) for one in self.linears]
+                biases = [
+                    one.weight.new_zeros(one.out_features) if one.bias is None else one.bias.detach()
+                    for one in self.linears
+                ]
                 whole.bias = nn.Parameter(torch.cat(biases), requires_grad=False)
         self.run = PackedLinear(whole).forward
-
-
-def _weight_of(linear: nn.Linear) -> Tensor:
-    return linear.weight.detach()
-
-
-def _bias_of(linear: nn.Linear) -> Tensor:
-    return linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias.detach()
 
 
 def _linear(linear: nn.Linear, rows: Tensor) -> Tensor:

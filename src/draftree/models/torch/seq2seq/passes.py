@@ -245,7 +245,8 @@ def _parts(group: list[EncodedSource]) -> list[list[EncodedSource]]:
     """Divide sources into neighbours in a stack; a small group with several parts is stacked anew."""
     parts: list[list[EncodedSource]] = []
     for source in sorted(group, key=lambda one: (id(one.stack), one.place)):
-        if parts and _are_neighbours(parts[-1][-1], source):
+        before = parts[-1][-1] if parts else None
+        if before is not None and before.stack is source.stack is not None and source.place == before.place + 1:
             parts[-1].append(source)
         else:
             parts.append([source])
@@ -253,10 +254,6 @@ def _parts(group: list[EncodedSource]) -> list[list[EncodedSource]]:
         stack(group)
         return [group]
     return parts
-
-
-def _are_neighbours(one: EncodedSource, other: EncodedSource) -> bool:
-    return one.stack is not None and one.stack is other.stack and other.place == one.place + 1
 
 
 def stack(sources: Sequence[EncodedSource]) -> None:
