@@ -30,17 +30,12 @@ from draftree.models.base import (
 from draftree.models.kv.slotted import SlottedModel
 from draftree.models.memory import Footprint
 from draftree.parallel.channel import (
-    Ask,
-    Flag,
     Leader,
     Member,
     MessageError,
     MessageReader,
     MessageWriter,
-    Open,
-    Question,
-    Reserve,
-    Run,
+    Operation,
     ending_with,
 )
 
@@ -96,13 +91,13 @@ class ParallelModel(LanguageModel):
 
     def reserve(self, num_slots: int, length: int) -> None:
         with self._lock:
-            self._writer.reserve(num_slots, length)
+            self._writer.add("reserve", num_slots, length)
             self.own.reserve(num_slots, length)
 
     def open(self) -> Slot:
         """Return an empty slot; it has the same id in all processes."""
         with self._lock:
-            self._writer.open()
+            self._writer.add("open")
             return self.own.open()
 
     def run(self, pass_: Pass) -> PassResult:
@@ -129,22 +124,22 @@ class ParallelModel(LanguageModel):
 
     def input_embedding(self) -> Tensor:
         self._require_embeddings("return its embedding")
-        return self._ask(Ask(Question.INPUT_EMBEDDING), lambda: self._gathered(self.own.input_embedding()))
+        return self._ask("input_embedding", lambda: self._gathered(self.own.input_embedding()))
 
     def output_head(self) -> Tensor:
         self._require_embeddings("return its head")
-        return self._ask(Ask(Question.OUTPUT_HEAD), lambda: self._gathered(self.own.output_head()))
+        return self._ask("output_head", lambda: self._gathered(self.own.output_head()))
 
     def embedding_facts(self) -> EmbeddingFacts:
         self._require_embeddings("return its head")
-        return self._ask(Ask(Question.EMBEDDING_FACTS), self.own.embedding_facts)
+        return self._ask("embedding_facts", self.own.embedding_facts)
 
     def final_norm(self, hidden: Tensor) -> Tensor:
         """Return hidden states after the final norm; the first call runs a pass in all processes."""
         self._require_embeddings("return its final norm")
         if not self._knows_norm:
             probe = torch.zeros(1, hidden.shape[-1], device=hidden.device)
-            self._ask(Ask(Question.FINAL_NORM, width=probe.shape[1]), lambda: self.own.final_norm(probe))
+            self._ask("final_norm", lambda: self.own.final_norm(probe), width=probe.shape[1])
             self._knows_norm = True
         return self.own.final_norm(hidden)
 
@@ -179,9 +174,9 @@ class ParallelModel(LanguageModel):
         ]
         return torch.cat([rows, *(other.view(-1, rows.shape[1]) for other in others)])
 
-    def _ask(self, ask: Ask, compute: Callable[[], Found]) -> Found:
+    def _ask(self, method: str, compute: Callable[[], Found], *, width: int = 0) -> Found:
         with self._lock:
-            self._writer.ask(ask)
+            self._writer.add("ask", method, width)
             return self._together(compute)
 
     def _together(self, compute: Callable[[], Found]) -> Found:
@@ -206,7 +201,7 @@ def _stop(leader: Leader, writer: MessageWriter, lock: threading.RLock) -> None:
         return  # a pass that waits for an ended rank keeps the lock
     with lock:
         try:
-            leader.send(writer.take(Flag.STOP))
+            leader.send(writer.take(is_last=True))
         except DraftreeError:
             return
         leader.close()
@@ -217,9 +212,9 @@ def follow(model: SlottedModel, member: Member, *, has_parts: bool = False) -> N
     replay, reader = _Replay(model, member if has_parts else None), MessageReader()
     while True:
         header, rest = member.receive()
-        flag, operations = reader.read(header, rest, replay.slots)
+        is_last, operations = reader.read(header, rest, replay.slots)
         replay.apply_all(operations)
-        if flag is Flag.STOP:
+        if is_last:
             return
 
 
@@ -245,12 +240,12 @@ class _Replay:
             self._model.apply(self._commits)
             self._commits = []
 
-    def _apply(self, operation: Open | Reserve | Run | Ask | Edit) -> None:
+    def _apply(self, operation: Operation) -> None:
         match operation:
-            case Open():
+            case ("open",):
                 slot = self._model.open()
                 self.slots[slot.id] = slot
-            case Reserve(num_slots, length):
+            case "reserve", num_slots, length:
                 self._model.reserve(num_slots, length)
             case Fork():
                 (slot,) = self._model.apply([operation])  # type: ignore[assignment]
@@ -261,26 +256,28 @@ class _Replay:
                 number = slot.id
                 self._model.apply([operation])
                 del self.slots[number]
-            case Run(pass_, num_open):
+            case "run", pass_, num_open:
                 if self._model.num_open != num_open:
                     raise MessageError(f"{self._model.num_open} slots are open and not {num_open} as on rank 0")
                 self._model.run(pass_)
-            case Ask():
-                self._answer(operation)
+            case "ask", method, width:
+                self._answer(method, width)
 
     @torch.inference_mode()
-    def _answer(self, ask: Ask) -> None:
+    def _answer(self, method: str, width: int) -> None:
         model = self._model
         with contextlib.suppress(UnsupportedModelError):  # rank 0 raises it as well
-            match ask.question:
-                case Question.INPUT_EMBEDDING:
+            match method:
+                case "input_embedding":
                     self._report(model.input_embedding())
-                case Question.OUTPUT_HEAD:
+                case "output_head":
                     self._report(model.output_head())
-                case Question.EMBEDDING_FACTS:
+                case "embedding_facts":
                     model.embedding_facts()
-                case Question.FINAL_NORM:
-                    model.final_norm(torch.zeros(1, ask.width, device=model.device))
+                case "final_norm":
+                    model.final_norm(torch.zeros(1, width, device=model.device))
+                case _:
+                    raise MessageError(f"a message asks for '{method}', which does not exist")
 
     def _report(self, rows: Tensor) -> None:
         if self._reports_to is not None:

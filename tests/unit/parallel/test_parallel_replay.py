@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-from array import array
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,22 +21,7 @@ from draftree.models.base import ALL_LAYERS, Close, Commit, Extend, Fork, LayerS
 from draftree.models.table import TableLM, hashed
 from draftree.models.torch.hf import HFModel
 from draftree.parallel import channel
-from draftree.parallel.channel import (
-    HEADER,
-    NUMBER_BYTES,
-    VERSION,
-    Ask,
-    Flag,
-    Leader,
-    Member,
-    MessageError,
-    MessageReader,
-    MessageWriter,
-    Open,
-    Question,
-    Reserve,
-    Run,
-)
+from draftree.parallel.channel import HEADER, VERSION, Leader, Member, MessageError, MessageReader, MessageWriter
 from draftree.parallel.model import ParallelModel, follow
 from draftree.parallel.world import World
 from families import fresh
@@ -159,7 +143,7 @@ def test_a_follower_holds_the_same_keys(pair: Pair, draft: str | None) -> None:
             assert torch.equal(mine, copy)
 
 
-def test_a_round_is_one_message_of_integers(pair: Pair) -> None:
+def test_a_round_is_one_short_message(pair: Pair) -> None:
     llm = LLM(pair.model, "suffix,min=1", plan="fixed")
     before = pair.leader.num_messages
     done = llm.generate([PROMPTS[0]], PARAMS[0])[0]
@@ -222,87 +206,65 @@ def test_an_error_in_a_pass_ends_the_group() -> None:
     assert "rank 0 ended" in str(made.error)
 
 
-SPLIT = HEADER * NUMBER_BYTES
-
-
 @pytest.fixture
 def slots() -> dict[int, Any]:
     model = TableLM(hashed(5, seed=1))
     return {slot.id: slot for slot in (model.open(), model.open(), model.open())}
 
 
-def read(reader: MessageReader, message: bytes, slots: dict[int, Any]) -> tuple[Flag, list[Any]]:
-    header, rest = message[:SPLIT], message[SPLIT:]
+def read(reader: MessageReader, message: bytes, slots: dict[int, Any]) -> tuple[bool, list[Any]]:
+    header, rest = message[: HEADER.size], message[HEADER.size :]
     assert MessageReader.rest_of(header) == len(rest)
-    flag, operations = reader.read(header, rest, slots)
-    return flag, list(operations)
+    is_last, operations = reader.read(header, rest, slots)
+    return is_last, list(operations)
 
 
 def test_operations_are_read_as_they_were_written(slots: dict[int, Any]) -> None:
     writer, reader = MessageWriter(), MessageReader()
     edits = [Commit(slots[1], [0, 1, 3], [4, 6]), Truncate(slots[2], 7), Fork(slots[0], 5), Close(slots[1])]
     jobs = [
-        Extend(slots[0], [7, 7, 9], range(-1, 2), logits_at=range(3)),
+        Extend(slots[0], [7, 7, 9], [-1, 0, 1], logits_at=[0, 1, 2]),
         Extend(slots[2], [4, 5, 6, 1], [-1, 0, 0, 1]),
-        Extend(slots[1], [3], [-1], logits_at=()),
+        Extend(slots[1], [3], [-1], logits_at=[]),
     ]
     part = LayerSubset(3, frozenset({1}), frozenset({0, 2}))
-    writer.open()
-    writer.reserve(4, 200)
+    writer.add("open")
+    writer.add("reserve", 4, 200)
     writer.edits(edits)
-    writer.ask(Ask(Question.FINAL_NORM, 64))
+    writer.add("ask", "final_norm", 64)
     writer.run(Pass(jobs, part, (0, 5)), 3)
     assert len(writer) == 8
-    flag, found = read(reader, writer.take(), slots)
-    assert flag is Flag.WORK
-    assert found[:2] == [Open(), Reserve(4, 200)]
-    assert found[2:6] == [Commit(slots[1], [0, 1, 3], [4, 6]), *edits[1:]]
-    assert found[6] == Ask(Question.FINAL_NORM, 64)
-    run = found[7]
-    assert isinstance(run, Run)
-    assert (run.num_open, run.pass_.layers, run.pass_.capture) == (3, part, (0, 5))
-    for one, other in zip(run.pass_.jobs, jobs, strict=True):
-        assert (list(one.tokens), list(one.parents)) == (list(other.tokens), list(other.parents))
-        assert one.slot is other.slot
-        assert one.num_logits == other.num_logits
-    assert run.pass_.jobs[1].logits_at is None
+    is_last, found = read(reader, writer.take(), slots)
+    assert not is_last
+    assert found[:2] == [("open",), ("reserve", 4, 200)]
+    assert found[2:] == [*edits, ("ask", "final_norm", 64), ("run", Pass(jobs, part, (0, 5)), 3)]
     writer.run(Pass([jobs[0]]), 3)
     _, found = read(reader, writer.take(), slots)
-    assert found[0].pass_.layers == ALL_LAYERS
-    assert read(reader, writer.take(Flag.STOP), slots) == (Flag.STOP, [])
+    assert found[0][1].layers == ALL_LAYERS
+    assert read(reader, writer.take(is_last=True), slots) == (True, [])
 
 
-def test_a_chain_takes_a_few_numbers(slots: dict[int, Any]) -> None:
-    sizes = []
-    for length in (10, 1000):
-        writer = MessageWriter()
-        writer.run(Pass([Extend(slots[0], [5] * length, range(-1, length - 1), logits_at=[length - 1])]), 1)
-        sizes.append(len(writer.take()))
-    assert sizes[1] - sizes[0] == 990 * NUMBER_BYTES, "tokens only"
+def message(content: bytes, *, version: int = VERSION, number: int = 0) -> bytes:
+    magic = HEADER.unpack(MessageWriter().take()[: HEADER.size])[0]
+    return HEADER.pack(magic, version, number, len(content)) + content
 
 
-def test_malformed_messages_are_refused(slots: dict[int, Any]) -> None:
-    writer = MessageWriter()
-    writer.run(Pass([Extend(slots[0], [5, 6], [-1, -1])]), 1)
-    message = array("q", writer.take())
-    for place, value, reason in (
-        (0, 1, "same version"),
-        (1, VERSION + 1, "same version"),
-        (2, 1 << 40, "same version"),
-        (3, 1, "instead of message 0"),
-        (4, 9, "instead of message 0"),
-        (5, 2, "ends within an operation"),
-        (6, 99, "does not exist"),
-        (8, 9, "not open|ends within"),
-        (13, 88, "which is not open"),
-        (16, 7, "ends within a list"),
-    ):
-        wrong = array("q", message)
-        wrong[place] = value
-        with pytest.raises(MessageError, match=reason):
-            read(MessageReader(), wrong.tobytes(), slots)
-    with pytest.raises(MessageError, match="after its last operation"):
-        header = array("q", message[:HEADER])
-        header[2] += 1
-        MessageReader.rest_of(header.tobytes())
-        list(MessageReader().read(header.tobytes(), array("q", [*message[HEADER:], 1]).tobytes(), slots)[1])
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (message(b"[false,[]]", version=VERSION + 1), "same version"),
+        (HEADER.pack(1, VERSION, 0, 0), "same version"),
+        (message(b"[false,[]]", number=1), "instead of message 0"),
+        (message(b"[false"), "cannot be read"),
+        (message(b"[false,[],1]"), "cannot be read"),
+        (message(b'[false,[["sing"]]]'), "does not exist"),
+        (message(b'[false,[["open",1]]]'), "does not exist"),
+        (message(b'[false,[["close",88]]]'), "slot 88, which is not open"),
+        (message(b'[false,[["fork",0,1,2]]]'), "cannot be read"),
+        (message(b'[false,[["run",1,[[88,[5],[-1],null]],[null,[],[]],[]]]]'), "slot 88, which is not open"),
+        (message(b'[false,[["run",1,[[0,[5]]],[null,[],[]],[]]]]'), "cannot be read"),
+    ],
+)
+def test_malformed_messages_are_refused(wrong: bytes, reason: str, slots: dict[int, Any]) -> None:
+    with pytest.raises(MessageError, match=reason):
+        read(MessageReader(), wrong, slots)
