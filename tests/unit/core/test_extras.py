@@ -50,7 +50,7 @@ def nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*arguments: object, **keywords: object) -> None:
         raise AssertionError("loaded")
 
-    monkeypatch.setattr("draftree.loading.load.load_model", load)
+    monkeypatch.setattr("draftree.loading.load._LocalLoad.run", load)
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_the_library_refuses_before_the_target_is_loaded(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "weights.gguf").write_bytes(b"GGUF")
     if model == "TINY":
-        monkeypatch.setattr("draftree.loading.load.load_model", None)
+        monkeypatch.setattr("draftree.loading.load._LocalLoad.run", None)
     without("gguf", "xgrammar")
     extra = "grammar" if draft == "grammar" else "gguf"
     with pytest.raises((WeightsError, ConfigurationError), match=rf"pip install 'draftree\[{extra}\]'"):
