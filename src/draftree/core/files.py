@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -40,12 +41,17 @@ def config_folder() -> Path | None:
 
     It is `DRAFTREE_CONFIG`, else `XDG_CONFIG_HOME/draftree`, else `~/.config/draftree`.
     """
-    if own := os.environ.get("DRAFTREE_CONFIG"):
-        return expanded(own).absolute()
-    if shared := os.environ.get("XDG_CONFIG_HOME"):
+    return user_folder("CONFIG")
+
+
+def user_folder(kind: str) -> Path | None:
+    """Return the folder that the variables of the environment name for "CONFIG" or "CACHE", else one of the home."""
+    if folder := os.environ.get(f"DRAFTREE_{kind}"):
+        return expanded(folder).absolute()
+    if shared := os.environ.get(f"XDG_{kind}_HOME"):
         return expanded(shared).absolute() / "draftree"
     home = home_folder()
-    return None if home is None else home / ".config" / "draftree"
+    return None if home is None else home / f".{kind.lower()}" / "draftree"
 
 
 def expanded(spelled: str | os.PathLike[str]) -> Path:
@@ -117,11 +123,15 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, value: Any, *, indent: int | None = None) -> None:
+    write_whole(path, (json.dumps(value, indent=indent) + "\n").encode())
+
+
+def write_whole(path: Path, content: bytes) -> None:
     """Write a file that is complete or as before; its folder is made if missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f"{path.name}.{os.getpid()}.part")
+    fresh = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
-        fresh.write_text(json.dumps(value, indent=indent) + "\n", "utf-8")
+        fresh.write_bytes(content)
         fresh.replace(path)
     except OSError:
         with contextlib.suppress(OSError):

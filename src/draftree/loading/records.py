@@ -12,13 +12,12 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.files import MALFORMED, parse_json
+from draftree.core.files import MALFORMED, parse_json, write_whole
 from draftree.weights.cache import Cache
 
 logger = logging.getLogger(__name__)
@@ -57,15 +56,7 @@ class Store:
         text = json.dumps({"made_for": made_for, "content": content}, separators=(",", ":")).encode()
         whole = hashlib.sha256(text).hexdigest().encode() + b"\n" + text
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self.folder, suffix=PART, delete=False) as part:
-                try:
-                    part.write(whole)
-                    part.flush()
-                    Path(part.name).replace(self.folder / f"{name}{SUFFIX}")
-                except OSError:
-                    Path(part.name).unlink(missing_ok=True)
-                    raise
+            write_whole(self.folder / f"{name}{SUFFIX}", whole)
         except OSError as error:
             logger.info("the record of the first start is not stored in '%s': %s", self.folder, error)
 

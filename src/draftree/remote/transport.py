@@ -189,7 +189,9 @@ class PostTransport(Transport):
     def exchange(self, frame: bytes) -> bytes:
         headers = {**self._headers, "content-type": CONTENT_TYPE, "accept": CONTENT_TYPE}
         try:
-            self._connect()
+            if self._connection.sock is None:
+                self._connection.connect()
+            self._connection.sock.settimeout(self._timeout)  # connecting and replies have limits of their own
             self._connection.request("POST", f"{self._address.path}{PATH}", body=frame, headers=headers)
             response = self._connection.getresponse()
             body = response.read(MAX_REPLY_BYTES + 1)
@@ -203,12 +205,6 @@ class PostTransport(Transport):
         if response.status != OK or response.getheader("content-type") != CONTENT_TYPE:
             raise _refusal(response.status, body)
         return body
-
-    def _connect(self) -> None:
-        """Connect if there is no connection; connecting and replies have limits of their own."""
-        if self._connection.sock is None:
-            self._connection.connect()
-        self._connection.sock.settimeout(self._timeout)
 
     def receive(self) -> bytes:
         """Raise: a POST request has one reply."""

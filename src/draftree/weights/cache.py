@@ -27,10 +27,9 @@ from draftree.core.files import (
     MODELS,
     WORK,
     JsonError,
-    expanded,
     get_again,
-    home_folder,
     read_json,
+    user_folder,
     write_json,
 )
 
@@ -298,12 +297,7 @@ class Cache:
 
 
 def default_root() -> Path:
-    if own := os.environ.get("DRAFTREE_CACHE"):
-        return expanded(own).absolute()
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return expanded(shared).absolute() / "draftree"
-    home = home_folder()
-    return private_folder() if home is None else home / ".cache" / "draftree"
+    return user_folder("CACHE") or private_folder()
 
 
 def private_folder() -> Path:

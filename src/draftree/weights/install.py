@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from draftree.core.errors import ModelLoadError, ModelNotFoundError
@@ -56,9 +57,8 @@ def entry_is_here(entry: CatalogueEntry, cache: Cache) -> bool:
 
 
 def install_entry(entry: CatalogueEntry, cache: Cache, *, fetch: bool = True, progress: Progress = silent) -> Path:
-    folder = cache.folder(entry.name)
-    if is_whole(folder, cache, here=entry_is_here(entry, cache)):
-        return folder
+    if is_whole(entry.name, cache, origin(entry)):
+        return cache.folder(entry.name)
     if not fetch:
         raise ModelNotFoundError(
             f"the model '{entry.name}' is not on this machine: run 'draftree models get {entry.name}' "
@@ -66,8 +66,8 @@ def install_entry(entry: CatalogueEntry, cache: Cache, *, fetch: bool = True, pr
         )
     cache.sweep()
     with cache.locked(entry.name):
-        if is_whole(folder, cache, here=entry_is_here(entry, cache), warns=True):
-            return folder
+        if is_whole(entry.name, cache, origin(entry), warns=True):
+            return cache.folder(entry.name)
         if entry.form == "gguf":
             require_gguf()
         require_space(entry.name, cache.work, entry.working_bytes)
@@ -82,7 +82,7 @@ def install_entry(entry: CatalogueEntry, cache: Cache, *, fetch: bool = True, pr
                 else:
                     convert_whisper(source, fresh, progress=progress)
                 check_model_folder(fresh)
-    return folder
+    return cache.folder(entry.name)
 
 
 def gguf_folder_name(path: Path, sha256: str) -> str:
@@ -99,16 +99,15 @@ def install_gguf(
     sha256 = fingerprint(path, cache, progress=progress)
     name = gguf_folder_name(path, sha256)
     made_from = {"sha256": sha256, "converter": GGUF_CONVERTER, "dtype": file.natural_dtype}
-    folder = cache.folder(name)
-    if is_whole(folder, cache, here=cache.holds(name, made_from)):
-        return folder
+    if is_whole(name, cache, made_from):
+        return cache.folder(name)
     if not convert:
         raise ModelNotFoundError(
             f"'{path}' has no folder yet, because {why_converted(file)}: run 'draftree models get {path}' to convert it"
         )
     with cache.locked(name):
-        if is_whole(folder, cache, here=cache.holds(name, made_from), warns=True):
-            return folder
+        if is_whole(name, cache, made_from, warns=True):
+            return cache.folder(name)
         logger.warning(
             "'%s' is converted once to a folder in %s, %.1f MB in the cache: %s",
             path,
@@ -120,7 +119,7 @@ def install_gguf(
         with cache.publish(name, {"source": path.name} | made_from) as fresh:
             convert_gguf(path, fresh, dtype=file.natural_dtype, progress=progress)
             check_model_folder(fresh)
-    return folder
+    return cache.folder(name)
 
 
 def block_folder_name(path: Path, sha256: str) -> str:
@@ -184,10 +183,11 @@ def has_sums(folder: Path, cache: Cache) -> bool:
     return bool(manifest and known_sums(manifest.get(SUMS))) or bool(noted_sums(folder, cache.root))
 
 
-def is_whole(folder: Path, cache: Cache, *, here: bool, warns: bool = False) -> bool:
-    """Return whether the folder exists undamaged; False makes the caller install it again."""
-    if not here:
+def is_whole(name: str, cache: Cache, made_from: Mapping[str, object], *, warns: bool = False) -> bool:
+    """Return whether the folder of that name exists undamaged; False makes the caller install it again."""
+    if not cache.holds(name, made_from):
         return False
+    folder = cache.folder(name)
     try:
         check_model_folder(folder)
         check_sums(folder, cache)
