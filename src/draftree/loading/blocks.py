@@ -13,7 +13,6 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,21 +20,10 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import ConfigurationError, ModelLoadError, UnsupportedModelError
-from draftree.core.files import MALFORMED, expanded
+from draftree.core.files import expanded
 from draftree.core.host import return_free_memory
 from draftree.loading.loaded import LoadedModel
-from draftree.loading.native_start import (
-    SETTINGS,
-    SOURCES,
-    PackedCopy,
-    Record,
-    copy_name,
-    logits_digest,
-    parsed_record,
-    place_of,
-    start_name,
-)
-from draftree.loading.records import Store, digest_of
+from draftree.loading.native_start import GGUF, PackedStart, start_key
 from draftree.loading.resolve import is_block_file
 from draftree.loading.transformers_model import eos_ids_from, import_modeling
 from draftree.models.base import Extend, Pass
@@ -46,7 +34,6 @@ from draftree.models.native.library import RowBlocks, library
 from draftree.models.native.model import NativeModel
 from draftree.models.native.weights import Weights
 from draftree.options import QUANTIZATIONS
-from draftree.version import __version__
 from draftree.weights.cache import Cache, silent, status_of, steps
 from draftree.weights.gguf_blocks import describe_blocks
 from draftree.weights.gguf_file import KINDS, forget_gguf
@@ -117,55 +104,31 @@ class BlockWeights(Weights):
 
 
 def start_on_blocks(
-    folder: Path, source: BlockSource, dtype: torch.dtype, *, place: str, identity: str, quantization: str
+    folder: Path, source: BlockSource, dtype: torch.dtype, *, identity: str, quantization: str
 ) -> tuple[NativeModel, tuple[int, ...]]:
-    """Return a model on blocks, and the tokens that end a text.
-
-    `place` is a hash that distinguishes the folder from others of its name: the start of changed files replaces
-    what the cache keeps for it. `identity` is the sum of the files.
-    """
+    """Return a model on blocks, and the tokens that end a text; `identity` is the sum of the files."""
     from draftree.models.native.describe import DTYPES  # not at every start
 
     kind = str(dtype).removeprefix("torch.")
     if kind not in DTYPES:
         raise NativeUnavailableError(f"keys and values of native kernels are float32 or bfloat16, not {kind}")
-    versions = [__version__, digest_of(SOURCES), version("transformers")]
-    settings = digest_of(path for name in SETTINGS if (path := folder / name).exists())
-    facts = {"dtype": kind, "identity": identity, "library": library().path.name, "versions": versions}
-    facts |= {"settings": settings, "folder": str(folder.resolve()), "quantization": quantization}
-    name = start_name(folder, kind, quantization)
-    known, model = _recorded(name, facts), None
-    copy = PackedCopy(copy_name(folder, place, kind), facts, quantization=quantization)
-    if known is not None and (model := copy.load(known.blueprint)) is None:
-        model = NativeModel(known.blueprint, BlockWeights(source), quantization=quantization)
-        if logits_digest(model) != known.digest:
-            logger.warning("the start of '%s' gives other logits now: its record is made again", folder)
-            known = None
-        else:
-            copy.keep(model)
-    if known is None or model is None:
-        model, known = _first_start(folder, source, dtype, identity=identity, quantization=quantization)
-        if Store().is_on:
-            Store().put(name, facts, dataclasses.asdict(known))
-        copy.keep(model)
-        model.free_slots()  # of the comparisons
-        return_free_memory()  # of the dequantized layers
-    model.is_exact, model.self_check = known.check.is_exact, known.check
-    return model, known.eos_ids
-
-
-def _recorded(name: str, facts: dict[str, Any]) -> Record | None:
-    kept = Store().get(name, facts) if Store().is_on else None
-    try:
-        return None if kept is None else parsed_record(kept)
-    except MALFORMED as error:
-        logger.info("the record '%s' is not usable: %s", name, error)
-        return None
+    library()  # raises where there are no native kernels, before anything is read
+    key = start_key(folder, dtype, quantization)
+    start = None if key is None else PackedStart(key, weights=BlockWeights(source))
+    if start is not None and (recorded := start.load()) is not None:
+        model, record = recorded
+        return model, record.eos_ids
+    model, eos_ids = _first_start(folder, source, dtype, identity=identity, quantization=quantization)
+    if start is not None:
+        start.record(model, eos_ids, {})
+    model.free_slots()  # of the comparisons
+    return_free_memory()  # of the dequantized layers
+    return model, eos_ids
 
 
 def _first_start(
     folder: Path, source: BlockSource, dtype: torch.dtype, *, identity: str, quantization: str
-) -> tuple[NativeModel, Record]:
+) -> tuple[NativeModel, tuple[int, ...]]:
     """Find the structure, compare the first layers with dequantized ones, and build the whole model."""
     # later starts need none of these
     import_modeling()
@@ -195,8 +158,9 @@ def _first_start(
     steps.info("%s: packing weights for native kernels", folder.name)
     model = NativeModel(blueprint, BlockWeights(source), quantization=quantization)
     _require_finite(model, folder)
-    found = replace(found, is_exact=found.is_exact and rounds_alike(model, NATIVE_LENGTHS))
-    return model, Record(blueprint, {}, found, eos_ids, logits_digest(model))
+    model.is_exact = found.is_exact and rounds_alike(model, NATIVE_LENGTHS)
+    model.self_check = replace(found, is_exact=model.is_exact)
+    return model, eos_ids
 
 
 def _require_finite(model: NativeModel, folder: Path) -> None:
@@ -288,9 +252,6 @@ def _require_blocks(layers: Sequence[LayerBlueprint], source: BlockSource) -> No
         )
 
 
-GGUF = "gguf"
-
-
 def quantization_beside(name: str | os.PathLike[str], target: str | None) -> str | None:
     """Return a draft model's quantization: the target's, or 8 bits if that runs on blocks of its files."""
     if target is None or is_block_file(name):
@@ -306,7 +267,7 @@ def load_gguf(name: str | os.PathLike[str], dtype: torch.dtype) -> LoadedModel:
     folder, file = describe_blocks(expanded(os.fspath(name)), Cache(), progress=silent)
     identity = str((Cache().manifest(folder.name) or {}).get("sha256", ""))
     try:
-        model, eos_ids = start_on_blocks(folder, file, dtype, place=identity, identity=identity, quantization=GGUF)
+        model, eos_ids = start_on_blocks(folder, file, dtype, identity=identity, quantization=GGUF)
     finally:
         forget_gguf()
     return LoadedModel.native(model, folder, eos_ids, name=str(name), quantization=GGUF)
@@ -329,9 +290,7 @@ def load_packed_checkpoint(
     files = [status_of(path) for path in sorted(folder.glob("*.safetensors"))]
     identity = hashlib.sha256(json.dumps([files, dict(settings)]).encode()).hexdigest()
     try:
-        model, eos_ids = start_on_blocks(
-            folder, source, dtype, place=place_of(folder), identity=identity, quantization=method
-        )
+        model, eos_ids = start_on_blocks(folder, source, dtype, identity=identity, quantization=method)
     except NativeUnavailableError as reason:
         raise UnsupportedModelError(
             f"'{folder}' has 4-bit weights by {method}, which run in native kernels only: {reason}"

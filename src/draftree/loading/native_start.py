@@ -49,6 +49,7 @@ from draftree.models.native.weights import FileWeights, StoredWeight, Weights
 from draftree.options import QUANTIZATIONS
 from draftree.version import __version__
 from draftree.weights.cache import WEIGHT_FILES, Cache, distrust, keep_sums, steps
+from draftree.weights.packed_checkpoint import SUFFIXES
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +164,7 @@ def logits_digest(model: NativeModel) -> str:
     return hashlib.sha256(b"".join(logits.contiguous().numpy().tobytes() for logits in (chain, tree))).hexdigest()
 
 
+GGUF = "gguf"  # packing of models on blocks of a GGUF file
 FOLDER = "packed"  # folder of packed weights in the cache
 SWITCH = "DRAFTREE_PACKED"  # environment variable: 0 keeps no packed weights
 LEAST_KEPT = LEAST_MAPPED
@@ -176,15 +178,6 @@ def keeps_packed() -> bool:
     if given not in ("0", "1"):
         raise ConfigurationError(f"{SWITCH} is '{given}': set it to 0 to keep no packed weights, or to 1")
     return given == "1" and hasattr(os, "preadv")
-
-
-def copy_name(folder: Path, place: str, kind: str) -> str:
-    """Return the name of a folder of packed weights; `place` distinguishes it from others of the same name."""
-    return f"{folder.name}-{place[:12]}-{kind}"
-
-
-def place_of(folder: Path) -> str:
-    return hashlib.sha256(str(folder.resolve()).encode()).hexdigest()
 
 
 def packed_folders(model: Path | None = None) -> list[tuple[Path, int]]:
@@ -206,38 +199,10 @@ def remove_packed(model: Path | None = None) -> int:
 
 
 def _names_of(model: Path) -> set[str]:
-    from draftree.models.native.describe import (
-        DTYPES,
-        PACKED_AS,  # first starts use it
-    )
+    from draftree.models.native.describe import PACKED_AS  # first starts use it
 
-    identity = str((Cache().manifest(model.name) or {}).get("sha256", ""))  # of a GGUF file
-    copies = {copy_name(model, place, kind) for place in (place_of(model), identity) for kind in DTYPES}
-    return copies | {start_name(model, kind, packing) for kind in PACKED_AS for packing in (None, *QUANTIZATIONS)}
-
-
-class PackedCopy:
-    def __init__(self, name: str, facts: Mapping[str, Any], *, quantization: str) -> None:
-        self._place = Cache().root / FOLDER / name
-        self._facts, self._quantization = dict(facts), quantization
-
-    def load(self, blueprint: Blueprint) -> NativeModel | None:
-        """Return the model if its packed weights are complete and were made for these facts; else None."""
-        if not (keeps_packed() and self._place.exists()):
-            return None
-        try:
-            store = open_store(self._place)
-            if store.facts != self._facts:
-                return None
-            return resident_model(blueprint, store, quantization=self._quantization)
-        except (ModelLoadError, KeyError, TypeError) as error:
-            logger.info("'%s' is not usable: %s", self._place, error)
-            return None
-
-    def keep(self, model: NativeModel) -> None:
-        """Keep the weights of a model, whose logits were compared, for later starts."""
-        if keeps_packed():
-            _keep(model, self._place, self._facts)
+    packings = (None, *QUANTIZATIONS, GGUF, *SUFFIXES)
+    return {start_name(model, kind, packing) for kind in PACKED_AS for packing in packings}
 
 
 def _keep(model: NativeModel, place: Path, facts: Mapping[str, Any]) -> None:
@@ -269,8 +234,8 @@ class PackedStart:
     With `memory`, such as "8GB", passes read the weights beyond it from the cache.
     """
 
-    def __init__(self, key: StartKey, memory: str | int | None = None) -> None:
-        self.key = key
+    def __init__(self, key: StartKey, memory: str | int | None = None, *, weights: Weights | None = None) -> None:
+        self.key, self._weights = key, weights
         self._budget = None if memory is None else parse_size(memory)
         self._place = Cache().root / FOLDER / key.name
         self.streams = self._budget is not None  # whether passes read weights from the cache
@@ -286,11 +251,12 @@ class PackedStart:
             return None
         try:
             record = parsed_record(kept)
-            weights = FileWeights(self.key.folder, record.places)
-            try:
+            with contextlib.ExitStack() as files:
+                weights = self._weights
+                if weights is None:
+                    weights = FileWeights(self.key.folder, record.places)
+                    files.callback(weights.close)
                 model = self._built(record.blueprint, weights)
-            finally:
-                weights.close()
         except BudgetError:
             raise
         except (NativeUnavailableError, OSError, ValueError, KeyError, TypeError) as error:
@@ -317,11 +283,12 @@ class PackedStart:
         return model
 
     def record(self, model: NativeModel, eos_ids: tuple[int, ...], places: Mapping[str, StoredWeight] | None) -> None:
-        """Record everything that later starts need; `places` is None if the files have other values."""
+        """Record what later starts need; `places` is None if the files have other values, and empty for blocks."""
         assert model.self_check is not None, "the model was checked"
         record = Record(model.blueprint, places or {}, model.self_check, eos_ids, logits_digest(model))
-        if places is not None:
+        if places:
             keep_sums(self.key.folder, Cache().root)
+        if places is not None:
             Store().put(self.key.name, self.key.facts, asdict(record))
         self._keep(model, record)
 
