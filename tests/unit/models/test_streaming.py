@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from draftree.core.errors import ConfigurationError, ModelLoadError
-from draftree.models.native.streaming.model import parse_size, place, readable
+from draftree.core.host import parse_size
+from draftree.models.native.streaming.model import place, readable
 from draftree.models.native.streaming.store import Extent, LayerReader, WeightFile
 
 SIZE = 4096
