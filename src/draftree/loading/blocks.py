@@ -149,8 +149,9 @@ def _first_start(
         NativeModel(few, BlockWeights(source), quantization=quantization), reference, tolerance=ROUNDED_TOLERANCE
     )
     if not (found.chains_ok and found.trees_ok):
-        error = max(found.chain_error, found.tree_error)
-        raise NativeUnavailableError(f"logits of its blocks differ from those of dequantized weights ({error:.1e})")
+        raise NativeUnavailableError(
+            f"logits of its blocks differ from those of dequantized weights ({found.error:.1e})"
+        )
     layers = tuple(_layer_at(few.layers[first], first, place) for place, first in enumerate(templates))
     _require_blocks(layers, source)
     _require_alike(few.layers, layers, templates, source)

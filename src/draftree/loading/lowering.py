@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,17 +13,16 @@ from draftree.core.errors import OUT_OF_MEMORY, ModelLoadError, is_out_of_memory
 from draftree.core.host import return_free_memory
 from draftree.loading.loaded import LoadedModel
 from draftree.loading.native_start import PackedStart
-from draftree.loading.references import checked_packed, in_float32, packed_source_reference, require_packed
+from draftree.loading.references import checked_packed, in_float32, packed_source_reference, require_ok, require_packed
 from draftree.loading.transformers_model import eos_ids_in, first_line
 from draftree.models.check import (
     NATIVE_LENGTHS,
     QUANTIZED_TOLERANCE,
-    ReferenceLogits,
     check,
     reference_logits,
     rounds_alike,
 )
-from draftree.models.native.build import NativeMismatchError, NativeUnavailableError
+from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.describe import DTYPES, plan_model
 from draftree.models.native.model import NativeModel
 from draftree.models.native.seq2seq.describe import read_decoder
@@ -34,6 +35,18 @@ from draftree.sampling.decoding_rules import decoding_rules
 from draftree.weights.cache import steps
 
 logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def _conversion(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (NativeUnavailableError, ModelLoadError, BudgetError):
+        raise
+    except Exception as error:  # a model's own code may raise anything
+        if is_out_of_memory(error):
+            raise ModelLoadError(f"model '{name}' could not be packed: {OUT_OF_MEMORY}") from error
+        raise NativeUnavailableError(first_line(error)) from error
 
 
 def lower_model(
@@ -53,33 +66,25 @@ def lower_model(
     implementation = model.config._attn_implementation
     eos_ids, found = eos_ids_in(model), name or type(model).__name__
     try:
-        with in_float32(
-            model
-        ):  # a reference with as much rounding error as the tolerance would reject more accurate logits
-            reference = reference_logits(model)
-        blueprint = plan_model(model)
-        steps.info("%s: packing weights for native kernels", found)
-        if start is None:
-            ours = NativeModel(blueprint, ModelWeights(model), quantization=quantization)
-            places = None
-        else:
-            # streamed weights are larger than memory, and reading them once more takes long
-            places = None if start.streams else places_in_files(model, blueprint.names, start.key.folder)
-            ours = start.build(blueprint, ModelWeights(model))
-    except (ModelLoadError, BudgetError):
-        raise
+        with _conversion(found):
+            # a reference with as much rounding error as the tolerance would reject more accurate logits
+            with in_float32(model):
+                reference = reference_logits(model)
+            blueprint = plan_model(model)
+            steps.info("%s: packing weights for native kernels", found)
+            if start is None:
+                ours = NativeModel(blueprint, ModelWeights(model), quantization=quantization)
+                places = None
+            else:
+                # streamed weights are larger than memory, and reading them once more takes long
+                places = None if start.streams else places_in_files(model, blueprint.names, start.key.folder)
+                ours = start.build(blueprint, ModelWeights(model))
     except NativeUnavailableError:
         model.set_attn_implementation(implementation)
         raise
-    except Exception as error:  # a model's own code may raise anything
-        if is_out_of_memory(error):
-            raise ModelLoadError(f"model '{found}' could not be packed: {OUT_OF_MEMORY}") from error
-        raise NativeUnavailableError(first_line(error)) from error
     steps.info("%s: comparing logits with those of transformers", found)
     tolerance, compares = QUANTIZED_TOLERANCE.get(quantization or ""), start is None or not start.streams
-    result = check(ours, reference, tolerance=tolerance, compares_tokens=compares)
-    if not (result.chains_ok and result.trees_ok):
-        raise NativeMismatchError(f"its logits differ there (error {max(result.chain_error, result.tree_error):.1e})")
+    result = require_ok(check(ours, reference, tolerance=tolerance, compares_tokens=compares))
     if quantization == "int4":
         result = checked_packed(model, ours, result)
     is_alike = start.is_exact if start is not None and start.streams else rounds_alike(ours, NATIVE_LENGTHS)
@@ -103,23 +108,19 @@ def lower_encoder_decoder(model: Any, name: str, *, quantization: str | None = N
             f"native kernels are for float32 and bfloat16 on CPUs, not {' and '.join(sorted(map(str, mixed)))} on "
             f"{model.device}"
         )
-    try:
-        reference = _reference(model)
+    with _conversion(name):
+        try:
+            with in_float32(model):
+                reference = source_reference_logits(model)
+        except RuntimeError:  # convolutions of features keep their dtype
+            reference = source_reference_logits(model)
         blueprint, encoder = read_decoder(model)
         weights = DecoderWeights(model, {id(parameter) for parameter in encoder.parameters})
         facts, rules = source_facts(model), decoding_rules(model)
         ours = NativeEncoderDecoder(
             blueprint, weights, encoder=encoder, facts=facts, rules=rules, quantization=quantization
         )
-    except (NativeUnavailableError, ModelLoadError):
-        raise
-    except Exception as error:  # a model's own code may raise anything
-        if is_out_of_memory(error):
-            raise ModelLoadError(f"model '{name}' could not be packed: {OUT_OF_MEMORY}") from error
-        raise NativeUnavailableError(first_line(error)) from error
-    result = check(ours, reference, tolerance=QUANTIZED_TOLERANCE.get(quantization or ""))
-    if not (result.chains_ok and result.trees_ok):
-        raise NativeMismatchError(f"its logits differ there (error {max(result.chain_error, result.tree_error):.1e})")
+    result = require_ok(check(ours, reference, tolerance=QUANTIZED_TOLERANCE.get(quantization or "")))
     if quantization == "int4":
         result = require_packed(ours, packed_source_reference(model, ours), result)
     ours.self_check = result
@@ -127,12 +128,3 @@ def lower_encoder_decoder(model: Any, name: str, *, quantization: str | None = N
     if rules.note:
         logger.warning("%s", rules.note)
     return ours
-
-
-def _reference(model: Any) -> ReferenceLogits:
-    """Return the reference in float32 if the encoder computes in it, else in the model's dtype."""
-    try:
-        with in_float32(model):
-            return source_reference_logits(model)
-    except RuntimeError:  # convolutions of features keep their dtype
-        return source_reference_logits(model)

@@ -237,9 +237,7 @@ def whole_reference(model: Any, plan: Blueprint, rough: ReferenceLogits) -> Refe
     The whole model is packed here, too: rows are rounded one by one, so its blocks are those of all shares.
     """
     whole = NativeModel(plan, ModelWeights(model, keeps=True), quantization="int4")
-    found = check(whole, rough, tolerance=QUANTIZED_TOLERANCE["int4"], compares_tokens=False)
-    if not (found.chains_ok and found.trees_ok):
-        raise NativeMismatchError(f"its logits differ there (error {max(found.chain_error, found.tree_error):.1e})")
+    require_ok(check(whole, rough, tolerance=QUANTIZED_TOLERANCE["int4"], compares_tokens=False))
     reference = packed_reference(model, whole)
     assert reference is not None, "models with projections or experts are not divided"
     return reference
@@ -275,6 +273,13 @@ def with_packed_weights(model: Any, ours: NativeModel, embedding: Any = None) ->
         embedding.weight = own
 
 
+def require_ok(result: CheckResult, of: str = "") -> CheckResult:
+    """Return a result of chains and trees that pass the self-check."""
+    if not (result.chains_ok and result.trees_ok):
+        raise NativeMismatchError(f"its logits differ there{of} (error {result.error:.1e})")
+    return result
+
+
 def checked_packed(model: Any, ours: NativeModel, rough: CheckResult) -> CheckResult:
     """Compare passes with the model's own over the same 4-bit weights; `rough` if there is no reference."""
     reference = packed_reference(model, ours)
@@ -283,11 +288,8 @@ def checked_packed(model: Any, ours: NativeModel, rough: CheckResult) -> CheckRe
 
 def require_packed(ours: NativeModel, reference: ReferenceLogits, rough: CheckResult) -> CheckResult:
     """Compare passes with a reference over the same weights; the result has the exactness of `rough`."""
-    found = check(ours, reference, tolerance=ROUNDED_TOLERANCE, compares_tokens=False)
-    if not (found.chains_ok and found.trees_ok):
-        error = max(found.chain_error, found.tree_error)
-        raise NativeMismatchError(f"its logits differ there from those of the same 4-bit weights ({error:.1e})")
-    return replace(found, is_exact=rough.is_exact)
+    result = check(ours, reference, tolerance=ROUNDED_TOLERANCE, compares_tokens=False)
+    return replace(require_ok(result, " from those of the same 4-bit weights"), is_exact=rough.is_exact)
 
 
 def _scored(model: Any, ids: tuple[int, ...], branch: tuple[int, ...]) -> Tensor:

@@ -362,7 +362,7 @@ def _checked(model: HFEncoderDecoder, reference: ReferenceLogits, *, packed: boo
                     return result
                 model.pack()
                 return check(model, reference)
-            reason = f"error {max(result.chain_error, result.tree_error):.1e}"
+            reason = f"error {result.error:.1e}"
         except Exception as error:  # the modules may differ from those that are known
             reason = first_line(error)
         logger.info("%s: passes run the modules of the decoder (%s)", model.kind, reason)

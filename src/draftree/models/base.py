@@ -397,6 +397,11 @@ class CheckResult:
         """Whether trees are scored within the tolerance."""
         return self.tree_error <= self.tolerance
 
+    @property
+    def error(self) -> float:
+        """The larger one of both differences."""
+        return max(self.chain_error, self.tree_error)
+
 
 class LanguageModel(ABC):
     """A causal language model with slots."""

@@ -516,7 +516,7 @@ def _checked(
     model = ParallelModel(own, leader, has_embeddings=options.pp == 1, has_parts=share.is_native)
     result = check(model, share.reference, tolerance=share.tolerance)
     if not result.chains_ok or (share.is_native and not result.trees_ok):
-        error = max(result.chain_error, result.tree_error if share.is_native else 0.0)
+        error = result.error if share.is_native else result.chain_error
         raise UnsupportedModelError(
             f"{own.kind} gives other logits when it is divided (error {error:.1e} of their spread): use one process"
             + (", or kernels 'torch'" if share.is_native else "")
