@@ -22,14 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftree.models.base import CheckResult
-from draftree.models.check import (
-    BRANCHES,
-    PREFIX_LENGTH,
-    QUANTIZED_TOLERANCE,
-    ReferenceLogits,
-    check,
-    tokens_of_check,
-)
+from draftree.models.check import QUANTIZED_TOLERANCE, ReferenceLogits, check, reference_logits
 from draftree.models.native.blueprint import (
     CLAMPED_SILU,
     GELU,
@@ -46,7 +39,6 @@ from draftree.models.native.model import NativeModel, UnpackedWeights, products_
 from draftree.models.native.packing import arranged
 from draftree.models.native.seq2seq.model import NativeEncoderDecoder
 from draftree.models.native.weights import ModelWeights
-from draftree.models.torch.inspection import prompt_inputs
 from draftree.models.torch.seq2seq.sources import encoded_probe
 from draftree.models.torch.seq2seq.sources import reference_logits as source_reference_logits
 
@@ -217,10 +209,8 @@ def packed_reference(model: Any, ours: NativeModel) -> ReferenceLogits | None:
     plan = ours.blueprint
     if plan.projection is not None or (plan.has_experts and ours.streams_weights):
         return None
-    ids = tokens_of_check(ours.vocab_size)
     with with_packed_weights(model, ours):
-        logits: dict[tuple[int, ...], Tensor] = {branch: _scored(model, ids, branch) for branch in BRANCHES}
-    return ReferenceLogits(ids, logits)
+        return reference_logits(model)
 
 
 @torch.inference_mode()
@@ -290,12 +280,6 @@ def require_packed(ours: NativeModel, reference: ReferenceLogits, rough: CheckRe
     """Compare passes with a reference over the same weights; the result has the exactness of `rough`."""
     result = check(ours, reference, tolerance=ROUNDED_TOLERANCE, compares_tokens=False)
     return replace(require_ok(result, " from those of the same 4-bit weights"), is_exact=rough.is_exact)
-
-
-def _scored(model: Any, ids: tuple[int, ...], branch: tuple[int, ...]) -> Tensor:
-    tokens = torch.tensor([[*ids[:PREFIX_LENGTH], *(ids[PREFIX_LENGTH + node] for node in branch)]])
-    found: Tensor = model(**prompt_inputs(model, tokens, use_cache=False)).logits
-    return found[0, PREFIX_LENGTH - 1 :].float()
 
 
 def _fill_released(model: Any, plan: Blueprint, weights: UnpackedWeights, modules: Sequence[nn.Module]) -> None:

@@ -6,7 +6,7 @@ positions from key indices fail on trees and are limited to chains; families tha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,13 +63,22 @@ def tokens_of_check(vocab: int) -> tuple[int, ...]:
 @torch.inference_mode()
 def reference_logits(model: Any) -> ReferenceLogits:
     """Score every branch alone, without a cache, with the inputs that `generate` prepares."""
-    vocab = int(model.config.get_text_config().vocab_size)
-    ids = tokens_of_check(vocab)
+    ids = tokens_of_check(int(model.config.get_text_config().vocab_size))
+
+    def score(tokens: Tensor) -> Tensor:
+        logits: Tensor = model(**prompt_inputs(model, tokens.to(model.device), use_cache=False)).logits
+        return logits
+
+    return branch_logits(ids, score)
+
+
+def branch_logits(ids: tuple[int, ...], score: Callable[[Tensor], Tensor]) -> ReferenceLogits:
+    """Return the reference of a function from tokens, shape (1, length), to logits, shape (1, length, vocab)."""
     logits: dict[tuple[int, ...], Tensor] = {}
     branch: tuple[int, ...]
     for branch in BRANCHES:
-        tokens = torch.tensor([[*ids[:PREFIX_LENGTH], *(ids[PREFIX_LENGTH + n] for n in branch)]], device=model.device)
-        rows = model(**prompt_inputs(model, tokens, use_cache=False)).logits[0, PREFIX_LENGTH - 1 :]
+        tokens = torch.tensor([[*ids[:PREFIX_LENGTH], *(ids[PREFIX_LENGTH + node] for node in branch)]])
+        rows = score(tokens)[0, PREFIX_LENGTH - 1 :]
         logits[branch] = rows if rows.dtype == torch.float64 else rows.float()
     return ReferenceLogits(ids, logits)
 

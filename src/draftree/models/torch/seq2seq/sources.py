@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from draftree.core.errors import InvalidRequestError, UnsupportedModelError
-from draftree.models.check import BRANCHES, PREFIX_LENGTH, TREE_PARENTS, ReferenceLogits
+from draftree.models.check import PREFIX_LENGTH, TREE_PARENTS, ReferenceLogits, branch_logits
 from draftree.models.source import FeatureSource, HiddenSource, Source, TokenSource
 from draftree.models.torch.inspection import UNBOUNDED
 
@@ -99,11 +99,6 @@ def reference_logits(model: Any, hidden: Tensor | None = None) -> ReferenceLogit
     usable = [token for token in range(3, vocab) if token != pad] or [0]
     step = max(1, len(usable) // 17)
     ids = tuple(usable[(7 + step * place) % len(usable)] for place in range(PREFIX_LENGTH + len(TREE_PARENTS)))
-    logits: dict[tuple[int, ...], Tensor] = {}
-    branch: tuple[int, ...]
-    for branch in BRANCHES:
-        tokens = [*ids[:PREFIX_LENGTH], *(ids[PREFIX_LENGTH + node] for node in branch)]
-        read = own | {"decoder_input_ids": torch.tensor([tokens], device=model.device)}
-        rows = model(**read, use_cache=False).logits[0, PREFIX_LENGTH - 1 :]
-        logits[branch] = rows if rows.dtype == torch.float64 else rows.float()
-    return ReferenceLogits(ids, logits)
+    return branch_logits(
+        ids, lambda tokens: model(**own, decoder_input_ids=tokens.to(model.device), use_cache=False).logits
+    )
