@@ -100,7 +100,12 @@ class Extend:
     @property
     def num_logits(self) -> int:
         """Number of requested rows of logits."""
-        return len(self.tokens) if self.logits_at is None else len(self.logits_at)
+        return len(self.rows)
+
+    @property
+    def rows(self) -> Sequence[int]:
+        """Indices of the tokens whose logits are requested."""
+        return range(len(self.tokens)) if self.logits_at is None else self.logits_at
 
 
 @dataclass(frozen=True, slots=True)

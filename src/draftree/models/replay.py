@@ -96,10 +96,9 @@ class ReplaySlot(CountedSlot):
 
     def picks(self, job: Extend, places: Sequence[int | None]) -> list[int]:
         """Return the text's next token at each requested row."""
-        rows = range(len(job.tokens)) if job.logits_at is None else job.logits_at
         tokens, start = self.text.tokens, len(self.text.prompt)
         found = []
-        for row in rows:
+        for row in job.rows:
             place = places[row]
             is_known = place is not None and 0 <= place + 1 - start < len(tokens)
             found.append(tokens[place + 1 - start] if place is not None and is_known else BESIDE)

@@ -218,7 +218,7 @@ class TableLM(LanguageModel):
     ) -> PassResult:
         rows: list[Tensor] = []
         for job, own in zip(pass_.jobs, contexts, strict=True):
-            rows += [row_of(own[node]) for node in (range(len(own)) if job.logits_at is None else job.logits_at)]
+            rows += [row_of(own[node]) for node in job.rows]
         return PassResult.of_jobs(pass_.jobs, TensorLogits(self._stacked(rows)), self._features(pass_, contexts))
 
     def _features(self, pass_: Pass, contexts: Sequence[Sequence[list[int]]]) -> Tensor | None:

@@ -88,11 +88,7 @@ class PartialStepper(Stepper[PartialSequence]):
     def _run(self, jobs: Sequence[Extend]) -> Logits:
         result = self.model.run(Pass(jobs, self._part, self._capture))
         if result.hidden is not None:
-            rows = [
-                result.row_starts[index] + node
-                for index, job in enumerate(jobs)
-                for node in (range(len(job.tokens)) if job.logits_at is None else job.logits_at)
-            ]
+            rows = [result.row_starts[index] + node for index, job in enumerate(jobs) for node in job.rows]
             self.answered = self.model.final_norm(result.hidden[rows, 0])
         return result.logits
 

@@ -232,11 +232,7 @@ class SlottedModel(LanguageModel):
 def requested_rows(jobs: Sequence[Extend]) -> list[int]:
     """Return the rows whose logits are requested in a pass with the jobs in their order."""
     starts = accumulate((len(job.tokens) for job in jobs), initial=0)
-    return [
-        start + node
-        for job, start in zip(jobs, starts, strict=False)
-        for node in (range(len(job.tokens)) if job.logits_at is None else job.logits_at)
-    ]
+    return [start + node for job, start in zip(jobs, starts, strict=False) for node in job.rows]
 
 
 class RowOrder:

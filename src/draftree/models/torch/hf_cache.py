@@ -176,7 +176,7 @@ class CachedModel(TransformersModel):
         assert list(job.parents) == list(expected), "this model scores chains only"
         start = slot.length + slot.num_tentative
         count = len(job.tokens)
-        requested = list(range(count) if job.logits_at is None else job.logits_at)
+        requested = list(job.rows)
         rows = torch.tensor(requested or [0], device=self.device)  # the head needs at least one row
         positions = torch.arange(start, start + count, device=self.device) + slot.offset
         seen = torch.ones(1, slot.num_pads + start + count, dtype=torch.long, device=self.device)

@@ -45,16 +45,12 @@ from draftree.remote.split.messages import StateFormat, text_free_params
 from draftree.sampling.logits import Logits, PickedRows, TensorLogits
 
 
-def rows_of(job: Extend) -> Sequence[int]:
-    return range(len(job.tokens)) if job.logits_at is None else job.logits_at
-
-
 def read_out(local: SlottedModel, jobs: Sequence[Extend], states: Sequence[Tensor]) -> Logits:
     """Return the requested nodes' logits from the last layer's outputs for each job's last nodes, (nodes, hidden)."""
     rows: list[Tensor] = []
     for job, own in zip(jobs, states, strict=True):
         first = len(job.tokens) - len(own)
-        rows += [own[row - first] for row in rows_of(job)]
+        rows += [own[row - first] for row in job.rows]
     if not rows:
         return TensorLogits(torch.empty(0, local.vocab_size))
     return local.read_out(torch.stack(rows))
@@ -67,7 +63,7 @@ def picked_rows(jobs: Sequence[Extend], results: Sequence[Sequence[Any]], vocab:
         if not all(0 <= pick < vocab for pick in picks):
             raise RefusedError("the server picked a token beyond the vocabulary", code="bad_reply")
         first = len(job.tokens) - len(picks)
-        found += [picks[row - first] for row in rows_of(job)]
+        found += [picks[row - first] for row in job.rows]
     return PickedRows(found, vocab)
 
 
@@ -98,7 +94,7 @@ def make_turns(
             below[id(slot)] = result.hidden_of(index)[:, :-1]
     turns = []
     for slot, job, nodes in found:
-        wanted = len(nodes) if capture else len(nodes) - min(rows_of(job), default=len(nodes))
+        wanted = len(nodes) if capture else len(nodes) - min(job.rows, default=len(nodes))
         packed = form.pack(slot.states_of(nodes))
         turn = Turn(slot, tuple(job.parents), packed, wanted, below[id(slot)].float().cpu() if lower else None)
         turns.append((turn, nodes))
@@ -133,7 +129,7 @@ def note_pass(
 ) -> None:
     """Note times and bytes of a pass; states of nodes without logits are those of prompts, and do not count."""
     up, down = link.traffic()
-    latency, read = link.latency, [min(rows_of(job), default=len(job.tokens)) for job in jobs]
+    latency, read = link.latency, [min(job.rows, default=len(job.tokens)) for job in jobs]
     for (turn, _), job, count in zip(turns, jobs, read, strict=True):
         turn.slot.num_read = count if job.num_logits else None
     num_decoding = sum(bool(job.num_logits) for job in jobs)
