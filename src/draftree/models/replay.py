@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from typing import Protocol, final
 
 import torch
@@ -45,7 +45,9 @@ class RecordedText:
     def answers(self, request: SlotRequest) -> bool:
         """Return whether a request with the same prompt writes this text, or the beginning of it."""
         controls, start = request.controls, len(self.prompt)
-        same = replace(controls.params, max_tokens=self.params.max_tokens) == self.params.resolved()
+        kept = self.params.resolved()
+        names = (each.name for each in fields(SamplingParams) if each.name != "max_tokens")
+        same = all(getattr(controls.params, name) == getattr(kept, name) for name in names)
         enough = self.is_ended or request.limit - start <= len(self.tokens)
         prompt = tuple(request.history.tokens[:start].tolist())
         return same and enough and prompt == self.prompt and controls.noise.seed == self.seed
