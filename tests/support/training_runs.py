@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from draftree.train.head_trainee import HeadTrainee
-from draftree.train.loop import Alone, TrainingRun
+from draftree.train.loop import Processes, TrainingRun
 from draftree.train.settings import TrainSettings
 
 CPU = torch.device("cpu")
 
 
 def started(own: HeadTrainee, chosen: TrainSettings, folder: Path, **more: Any) -> TrainingRun:
-    return TrainingRun(own, chosen, folder, Alone(CPU), **more)
+    return TrainingRun(own, chosen, folder, Processes(CPU), **more)
 
 
 def weights_of(own: HeadTrainee) -> dict[str, torch.Tensor]:

@@ -48,7 +48,7 @@ class ChangedTexts(Protocol):
 
 
 class TextTrainee(ABC):
-    """Drafter that is trained on texts with cached hidden states: `Trainee` of the loop.
+    """Drafter that is trained on texts with cached hidden states.
 
     Args:
         module: the drafter, on its device.

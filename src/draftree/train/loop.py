@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,34 +23,10 @@ from draftree.core.files import MALFORMED, JsonError, parse_json
 from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.train.batches import pack
 from draftree.train.checkpoints import TrainingError, load_checkpoint, require_same_run, save_checkpoint
-from draftree.train.evaluate import Evaluation
+from draftree.train.head_trainee import TextTrainee
 from draftree.train.losses import Loss, loss_named
 from draftree.train.settings import ADAMW, TrainSettings
 from draftree.train.unroll import StepTotals
-
-
-class Trainee(Protocol):
-    """A drafter in training, and its data."""
-
-    @property
-    def module(self) -> nn.Module:
-        """The module whose parameters are trained."""
-
-    @property
-    def lengths(self) -> Sequence[int]:
-        """Tokens of each text of training."""
-
-    def count(self, texts: Sequence[int]) -> int:
-        """Return the number of predictions of texts of training that the loss counts."""
-
-    def gradients(self, texts: Sequence[int], *, total: float, loss: Loss, levels: int) -> list[StepTotals]:
-        """Add the gradients of texts, given by index, and return sums by level; the loss is divided by `total`."""
-
-    def check(self, texts: Sequence[int]) -> None:
-        """Raise TrainingError if the data of these texts is damaged."""
-
-    def evaluate(self, limit: int | None) -> Evaluation:
-        """Return the acceptance on unseen texts, at most `limit` of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,52 +108,29 @@ def trim_log(path: Path, state: RunState) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
 
 
-class Processes(Protocol):
-    """The processes that train one drafter together. Each reads its part of every batch; gradients are summed."""
+class Processes:
+    """The processes that train one drafter together: those of an accelerator, or this one alone.
 
-    index: int
-    count: int
-    device: torch.device
+    Each reads its part of every batch; gradients are summed.
+    """
+
+    def __init__(self, device: torch.device, accelerator: Any = None) -> None:
+        self._accelerator = accelerator
+        self.index: int = 0 if accelerator is None else accelerator.process_index
+        self.count: int = 1 if accelerator is None else accelerator.num_processes
+        self.device: torch.device = device if accelerator is None else accelerator.device
 
     def total(self, value: Tensor) -> Tensor:
         """Return the sum of a tensor over all processes."""
+        if self._accelerator is None:
+            return value
+        total: Tensor = self._accelerator.reduce(value, reduction="sum")
+        return total
 
     def wait(self) -> None:
         """Wait for all processes."""
-
-
-class Alone:
-    """One process."""
-
-    index = 0
-    count = 1
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def total(self, value: Tensor) -> Tensor:
-        return value
-
-    def wait(self) -> None:
-        """Do nothing."""
-
-
-class Accelerated:
-    """Processes of `accelerate launch`."""
-
-    def __init__(self, accelerator: Any) -> None:
-        self._accelerator = accelerator
-        self.index: int = accelerator.process_index
-        self.count: int = accelerator.num_processes
-        self.device: torch.device = accelerator.device
-
-    def total(self, value: Tensor) -> Tensor:
-        """Return the sum over all processes."""
-        found: Tensor = self._accelerator.reduce(value, reduction="sum")
-        return found
-
-    def wait(self) -> None:
-        self._accelerator.wait_for_everyone()
+        if self._accelerator is not None:
+            self._accelerator.wait_for_everyone()
 
 
 def find_processes(device: torch.device) -> Processes:
@@ -188,9 +141,9 @@ def find_processes(device: torch.device) -> Processes:
             if this device is the processor.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return Alone(device)
+        return Processes(device)
     accelerate = import_extra("train", "several processes need", error=ConfigurationError)
-    return Accelerated(accelerate.Accelerator(cpu=device.type == "cpu"))
+    return Processes(device, accelerate.Accelerator(cpu=device.type == "cpu"))
 
 
 # Optimizers in float32 for weights of any dtype, with a learning rate that depends on the used share of the budget.
@@ -323,7 +276,7 @@ class TrainingRun:
 
     def __init__(
         self,
-        trainee: Trainee,
+        trainee: TextTrainee,
         settings: TrainSettings,
         folder: Path,
         processes: Processes,

@@ -16,7 +16,7 @@ from draftree.heads.vocabulary import DraftVocabulary
 from draftree.train.batches import collate
 from draftree.train.block import GAIN_SIZE, OUTPUT_SIZE, OUTPUTS, BlockTrainee, fresh_block_head, seed_block
 from draftree.train.head import HeadShape, head_config
-from draftree.train.loop import Alone, TrainingRun
+from draftree.train.loop import Processes, TrainingRun
 from draftree.train.settings import Limits
 from train_samples import (
     FEATURES,
@@ -101,7 +101,7 @@ def test_training_raises_acceptance_at_every_depth(tmp_path: Path) -> None:
     data = texts(240)
     trainee = BlockTrainee(block_head(layers=2), target_parts(), list(data), range(200), range(200, 240), chosen)
     before = trainee.evaluate(None).modes[0.0].starts
-    TrainingRun(trainee, chosen, tmp_path, Alone(CPU)).run()
+    TrainingRun(trainee, chosen, tmp_path, Processes(CPU)).run()
     after = trainee.evaluate(None).modes[0.0].starts
     assert after.acceptance_length > before.acceptance_length + 0.4
     assert after.conditional[0] > before.conditional[0] + 0.2

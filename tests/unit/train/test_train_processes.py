@@ -19,7 +19,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.train import loop
 from draftree.train.batches import pack
 from draftree.train.checkpoints import load_checkpoint
-from draftree.train.loop import CHECKPOINT, Alone, TrainingRun, find_processes
+from draftree.train.loop import CHECKPOINT, Processes, TrainingRun, find_processes
 from draftree.train.settings import Limits, TrainSettings
 from parallel_jobs import ended, environment
 from train_folders import learnable_model, write_data
@@ -83,7 +83,7 @@ def test_two_processes_make_the_updates_of_one(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(loop, "pack", joined)
     own = trainee(tiny_head(seed=0), chosen(), data=texts(50))
-    state = TrainingRun(own, chosen(), tmp_path / "alone", Alone(torch.device("cpu"))).run()
+    state = TrainingRun(own, chosen(), tmp_path / "alone", Processes(torch.device("cpu"))).run()
     assert [part["tokens"] for part in parts] == [state.tokens] * COUNT
     for name, value in own.module.state_dict().items():
         assert torch.equal(parts[0]["weights"][name], parts[1]["weights"][name]), name
