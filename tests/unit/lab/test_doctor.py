@@ -34,6 +34,7 @@ from draftree.lab.doctor import (
 from draftree.models.memory import Footprint
 from draftree.models.native import build
 from draftree.models.native.build import NativeUnavailableError
+from draftree.options import ModelOptions
 
 MODEL = ModelReport(
     name="m",
@@ -110,7 +111,7 @@ def test_the_doctor_counts_slots_as_the_engine_does(folder, tmp_path, monkeypatc
     monkeypatch.setattr(memory, "free_memory", lambda device: 50_000_000)
     if draft == "model":
         draft = f"model:{write_model(tmp_path / 'small', seed=1)},tree=2-2-1"
-    settings = DoctorSettings(str(folder), draft=draft, dtype="float32", kernels=kernels)
+    settings = DoctorSettings(ModelOptions(str(folder), draft, dtype="float32", kernels=kernels))
     found = examine(settings, examine_machine())
     engine = LLM(str(folder), draft, dtype="float32", kernels=kernels).engine
     assert found.memory.num_slots == engine.num_slots(found.length) > 1
@@ -134,7 +135,7 @@ def test_a_drafter_that_does_not_fit_is_reported(folder, tmp_path) -> None:
     lone = write_model(tmp_path / "lone", seed=1)
     for path in lone.glob("token*"):
         path.unlink()
-    settings = DoctorSettings(str(folder), draft=f"model:{lone},map=tokens", dtype="float32")
+    settings = DoctorSettings(ModelOptions(str(folder), f"model:{lone},map=tokens", dtype="float32"))
     found = examine(settings, examine_machine())
     assert found.draft is not None
     assert found.draft.problem is not None
@@ -145,7 +146,7 @@ def test_a_drafter_that_does_not_fit_is_reported(folder, tmp_path) -> None:
 
 @pytest.mark.parametrize(("verify", "is_lossy"), [("soft", True), ("typical", True), ("coupled", False)])
 def test_a_lossy_rule_is_named(folder, verify, is_lossy) -> None:
-    found = examine(DoctorSettings(str(folder), draft="ngram", verify=verify), MACHINE)
+    found = examine(DoctorSettings(ModelOptions(str(folder), "ngram", verify=verify)), MACHINE)
     assert any(f"'{verify}' is lossy above temperature 0" in sentence for sentence in found.expectations) is is_lossy
 
 
@@ -221,7 +222,7 @@ def test_expectations_follow_from_the_reports() -> None:
 
 
 def test_length_defaults_to_the_context(folder) -> None:
-    found = examine(DoctorSettings(str(folder), dtype="float32"), examine_machine())
+    found = examine(DoctorSettings(ModelOptions(str(folder), None, dtype="float32")), examine_machine())
     assert found.length == CONTEXT
     with pytest.raises(ConfigurationError):
-        DoctorSettings("m", kernels="torch", quantization="int8")
+        DoctorSettings(ModelOptions("m", None, kernels="torch", quantization="int8"))
