@@ -381,9 +381,9 @@ class AsyncLLM:
         """
         work = Embedding(self._llm.model, await self._prompts.encode(prompt), pooling=pooling)
         try:
-            while (found := await asyncio.wrap_future(self._driver.call(work.step))) is None:
+            while (embedding := await asyncio.wrap_future(self._driver.call(work.step))) is None:
                 pass
-            return found.tolist()
+            return embedding.tolist()
         finally:
             self._driver.call(work.close)
 
@@ -465,13 +465,15 @@ class AsyncLLM:
         """
         if not isinstance(params, BeamSearchParams | None):
             raise InvalidRequestError(f"params is a {type(params).__name__}: give BeamSearchParams", param="params")
-        start, given = await self._prompts.encode_start(RequestOptions(**decoder)), params or BeamSearchParams()
+        start = await self._prompts.encode_start(RequestOptions(**decoder))
         ids = await self._prompts.encode(prompt, source_lang=decoder.get("source_lang"))
         opening = beam_opening(self._beams.model, ids, start)
         promise: Future[BeamResult] = Future()
         promise.set_running_or_notify_cancel()  # the engine's thread writes it even without a reader
         try:
-            added = self._driver.call(lambda: self._beams.add(opening, given, promise), is_new_work=True)
+            added = self._driver.call(
+                lambda: self._beams.add(opening, params or BeamSearchParams(), promise), is_new_work=True
+            )
             await asyncio.wrap_future(added)
             return await asyncio.wrap_future(promise)
         except BaseException:
@@ -530,8 +532,8 @@ class AsyncLLM:
         Raises:
             EngineClosedError: the engine was closed, or failed.
         """
-        found: T = await asyncio.wrap_future(self._driver.call(lambda: self._llm.engine.lock.run(action)))
-        return found
+        result: T = await asyncio.wrap_future(self._driver.call(lambda: self._llm.engine.lock.run(action)))
+        return result
 
     async def pass_costs(self, max_rows: int) -> Mapping[int, float]:
         """Return seconds of the target's passes by rows, up to at least `max_rows`; measured once."""

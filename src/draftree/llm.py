@@ -504,13 +504,15 @@ class LLM:
                 prompt for a model that has no tokens for them.
         """
         work, speech = self._transcriber, Speech(language, task, timestamps, prompt)
-        found = [work.source(item) for item in _each(audio)]
-        starts = [work.start(speech, work.detect(source) if work.needs_language(speech) else None) for source in found]
+        sources = [work.source(item) for item in _each(audio)]
+        starts = [
+            work.start(speech, work.detect(source) if work.needs_language(speech) else None) for source in sources
+        ]
         each = [
             replace(options, decoder_prompt=start)
-            for options, start in zip(_options(params, len(found), draft), starts, strict=True)
+            for options, start in zip(_options(params, len(sources), draft), starts, strict=True)
         ]
-        return self._written(found, each, on_update=on_update, progress=progress)
+        return self._written(sources, each, on_update=on_update, progress=progress)
 
     def transcribe_long(
         self,
@@ -547,9 +549,9 @@ class LLM:
             InvalidRequestError: as for `transcribe`; or the model writes no timestamps.
         """
         work, speech = self._transcriber, Speech(language, task, timestamps=True, prompt=prompt)
-        given = _each(audio)
-        each_options = _options(params, len(given), draft)
-        audios = [long_speech(work, work.features(one), speech, conditioned=condition_on_previous) for one in given]
+        items = _each(audio)
+        each_options = _options(params, len(items), draft)
+        audios = [long_speech(work, work.features(item), speech, conditioned=condition_on_previous) for item in items]
         while going := [pair for pair in zip(audios, each_options, strict=True) if not pair[0].is_done]:
             sources, starts = zip(*(one.window() for one, _ in going), strict=True)
             each = [

@@ -436,8 +436,8 @@ def takes_arguments_of(options: Callable[Arguments, ModelOptions]) -> _Decorator
                 f"unexpected keyword argument '{unknown}': {suggestion(unknown, list(signature.parameters))}"
             )
         if arguments and isinstance(arguments[0], ModelOptions):
-            given = signature.bind_partial(*arguments, **keywords).arguments
-            return dataclasses.replace(given.pop("model"), **given)
+            changes = signature.bind_partial(*arguments, **keywords).arguments
+            return dataclasses.replace(changes.pop("model"), **changes)
         return ModelOptions(*arguments, **keywords)
 
     return decorate
