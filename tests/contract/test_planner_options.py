@@ -134,9 +134,9 @@ def test_a_longer_memory_trusts_a_drafter_longer() -> None:
             planner.trim([state], [tree], draft_seconds=1e-6)
             path = (0, 1, 2) if is_accepted else ()
             row = SequenceRecord("r", 30, 3, 3, len(path), 1 + len(path), len(path), tree=tree, drafted=tree, path=path)
-            row = dataclasses.replace(row, bonus=1)
+            row = dataclasses.replace(row, bonus=7)
             planner.observe([state], RoundRecord(0, 1e-6, 0.01, 0, 0, 0.01, 4, (row,)))
-        kept.append(planner._acceptance.survivals(state.acceptance, tree)[0])
+        kept.append(planner._survivals_in(state, tree)[0])
     assert kept[0] < kept[1] - 0.1
 
 

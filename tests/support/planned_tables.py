@@ -149,15 +149,16 @@ class Table:
         path: list[int] = []
         place = -1
         children = tree.children()
-        while children[place + 1]:
-            hit = None
+        bonus = 1
+        while True:
+            hit, bonus = None, 1
             for index, right in enumerate(self.right.values()):
                 luck = self.dice.random()
                 for rank, share in enumerate(right):
                     luck -= share
                     if luck < 0:
-                        token = 1000 * (index + 1) + rank
-                        hit = next((c for c in children[place + 1] if tree.tokens[c] == token), hit)
+                        bonus = 1000 * (index + 1) + rank
+                        hit = next((c for c in children[place + 1] if tree.tokens[c] == bonus), hit)
                         break
             if hit is None:
                 break
@@ -176,7 +177,7 @@ class Table:
             drafted=offered,
             tree=tree,
             path=tuple(path),
-            bonus=1,
+            bonus=bonus,
         )
 
     def texts(self, count: int, rounds: int) -> list[float]:

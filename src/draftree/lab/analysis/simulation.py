@@ -23,8 +23,8 @@ from draftree.core.tree import EMPTY, ROOT, TokenTree, depths, follow
 from draftree.core.types import MAX_NODES, Budget, DraftPart, RoundRecord, SequenceRecord
 from draftree.engine.trace import Step, Trace, TracedRound
 from draftree.planners import PLANNERS
+from draftree.planners.adaptive import DraftCosts, PassCosts
 from draftree.planners.base import Planner, require_effect
-from draftree.planners.estimates.costs import DraftCosts, PassCosts
 
 
 def cut_to(tree: TokenTree, budget: Budget, parts: Sequence[DraftPart]) -> TokenTree:
@@ -140,7 +140,9 @@ class TraceCosts:
 
     def pass_seconds(self, rows: int, *, batch: int, prefix: int) -> float:
         """Return the seconds by the cell of this batch and prefix."""
-        return self._passes.curve(batch, prefix, max_rows=rows)[rows]
+        if rows == batch:
+            return self._passes.plain(batch)
+        return self._passes.curve(batch, rows - batch)[-1]
 
     def draft_seconds(self, part: int, depth: int) -> float:
         """Return the seconds of `depth` levels at the mean cost of a level."""

@@ -1,1 +1,0 @@
-"""Estimates of acceptance and cost for planners."""
