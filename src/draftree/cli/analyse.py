@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from draftree.engine.trace import Trace
     from draftree.lab.figures.runs import RecordingOptions, RunSpec
 
-__all__ = ["analyse"]
-
 
 @takes_setup(*EXECUTION_OPTIONS, generation_config="none")
 def analyse(

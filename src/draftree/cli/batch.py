@@ -29,8 +29,6 @@ from draftree.llm import LLM, ProgressBar
 from draftree.options import RequestOptions
 from draftree.outputs import Completion, completion_of
 
-__all__ = ["write_prompts"]
-
 
 @dataclass(frozen=True, slots=True)
 class Written:

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from draftree.cli.layout import PlainCommand, PlainGroup, argument, option
+from draftree.cli.layout import argument, group_of, option
 from draftree.cli.options import (
     EXECUTION_OPTIONS,
     OUTPUT,
@@ -43,18 +43,8 @@ COMPARED = "Methods"
 PROMPTS = "Prompts"
 HOW = "Measurement"
 WIDTH = 160
-DEFAULT_COMMAND = "run"
 
 Number = TypeVar("Number", int, float)
-
-
-class BenchGroup(PlainGroup):
-    """`draftree bench MODEL` is `draftree bench run MODEL`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
-            args = [DEFAULT_COMMAND, *args]
-        return super().parse_args(ctx, args)
 
 
 Output = Annotated[Path | None, option("Results file, JSON lines: provenance, then every measurement.", "FILE", HOW)]
@@ -555,22 +545,17 @@ def compare(submission: dict[str, Any], baseline: dict[str, Any], tolerance: Tol
     typer.echo("nothing is worse than the baseline")
 
 
-bench = typer.Typer(cls=BenchGroup, no_args_is_help=True)
-
-
-@bench.callback()
-def about() -> None:
-    """Measure methods against plain decoding; 'bench MODEL' is short for 'bench run MODEL'."""
-
-
-for _name, _command in (
-    (DEFAULT_COMMAND, run),
-    ("passes", passes),
-    ("perplexity", perplexity),
-    ("simulate", simulate),
-    ("report", report),
-    ("suite", suite),
-    ("suite-check", suite_check),
-    ("suite-table", suite_table),
-):
-    bench.command(_name, cls=PlainCommand)(_command)
+bench = group_of(
+    "Measure methods against plain decoding; 'bench MODEL' is short for 'bench run MODEL'.",
+    {
+        "run": run,
+        "passes": passes,
+        "perplexity": perplexity,
+        "simulate": simulate,
+        "report": report,
+        "suite": suite,
+        "suite-check": suite_check,
+        "suite-table": suite_table,
+    },
+    default="run",
+)

@@ -18,7 +18,6 @@ from draftree.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from draftree.cli.chat_session import Drafting
 
-__all__ = ["chat"]
 
 MAX_TOKENS = 1024
 """Default maximum length of an answer."""

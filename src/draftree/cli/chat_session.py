@@ -9,7 +9,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -337,11 +337,6 @@ def stopped_by_ctrl_c() -> Iterator[StopRequest]:
         signal.signal(signal.SIGINT, before)
 
 
-@contextmanager
-def never_stopped() -> Iterator[StopRequest]:
-    yield StopRequest()
-
-
 def write_answer(
     llm: LLM,
     ids: Sequence[int],
@@ -354,7 +349,7 @@ def write_answer(
     """Generate one answer. If stoppable, Ctrl-C ends it after the current pass, and a second Ctrl-C ends the pass."""
     (sequence,) = llm.requests.sequences(ids, params, draft=draft)
     start = time.perf_counter()
-    with stopped_by_ctrl_c() if stoppable else never_stopped() as stop:
+    with stopped_by_ctrl_c() if stoppable else nullcontext(StopRequest()) as stop:
         try:
             llm.engine.add(sequence)
             while not sequence.is_finished and not stop.is_set:

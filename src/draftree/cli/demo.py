@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from draftree.loading.loaded import LoadedModel
     from draftree.sampling.params import SamplingParams
 
-__all__ = ["DEMO_PROMPTS", "DemoPrompt", "demo", "verdict"]
 
 MODEL = "smollm2-135m-instruct"
 MAX_WIDTH = 80

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from draftree.lab.doctor import Diagnosis, DoctorSettings, DraftReport, MachineReport, ModelReport
     from draftree.weights.gguf_file import BlockShare
 
-__all__ = ["doctor"]
 
 WIDTH = 120
 DEFAULTS = (None, False, "auto", "coupled")

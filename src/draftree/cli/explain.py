@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from draftree.llm import LLM
     from draftree.outputs import CompletionStats
 
-__all__ = ["explain"]
 
 PROMPT = "Once upon a time"
 NOISE = 1.05

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from draftree.cli.runs import Setup
     from draftree.options import DecoderOptions
 
-__all__ = ["generate"]
 
 Stream = Annotated[
     bool | None,

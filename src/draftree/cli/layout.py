@@ -11,7 +11,7 @@ import re
 import types
 import typing
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -124,6 +124,21 @@ class PlainGroup(Plain, TyperGroup):
         ]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
+
+
+def group_of(text: str, commands: Mapping[str, Callable[..., Any]], *, default: str | None = None) -> typer.Typer:
+    """Return a group of commands; arguments that begin with none of them are those of the default one."""
+
+    class Group(PlainGroup):
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            if default is not None and args and args[0] not in (*self.commands, *ctx.help_option_names):
+                args = [default, *args]
+            return super().parse_args(ctx, args)
+
+    group = typer.Typer(cls=Group, no_args_is_help=True, help=text)
+    for name, command in commands.items():
+        group.command(name, cls=PlainCommand)(command)
+    return group
 
 
 def converting_less(parameters: list[Any], callback: Callable[..., Any] | None) -> list[Any]:

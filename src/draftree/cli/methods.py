@@ -19,8 +19,6 @@ from draftree.drafters import DRAFTERS
 from draftree.planners import PLANNERS
 from draftree.verifiers import VERIFIERS
 
-__all__ = ["MethodCard", "Option", "cards", "methods"]
-
 WIDTH = 80
 
 

@@ -17,8 +17,6 @@ from draftree.lab.fleet.measured import Measurements, calibrated_costs
 from draftree.lab.fleet.simulation import PLAIN, HostCosts, RoundOutcome, outcomes_of, quantile
 from draftree.lab.fleet.sizing import USUAL_HOST, Demand, Plan, parse_parameters, plans, simulated
 
-__all__ = ["size"]
-
 DEMAND, FLEET = "Demand", "Fleet"
 DEVICE, MAX_BATCH = "h100", 32
 """Defaults."""

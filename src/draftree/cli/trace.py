@@ -9,13 +9,9 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli.layout import PlainCommand, PlainGroup, argument, option
+from draftree.cli.layout import argument, group_of, option
 from draftree.cli.options import require_new
 from draftree.core.errors import ConfigurationError
-
-__all__ = ["trace"]
-
-trace = typer.Typer(cls=PlainGroup, no_args_is_help=True)
 
 
 class To(StrEnum):
@@ -27,12 +23,6 @@ TraceFile = Annotated[Path, argument("A trace from --record.", "TRACE")]
 Output = Annotated[Path, option("The file to write.", "FILE", "Output")]
 
 
-@trace.callback()
-def about() -> None:
-    """Summarize traces of --record, and convert them to timelines, tables and a page."""
-
-
-@trace.command("show", cls=PlainCommand)
 def show(
     file: TraceFile,
     *,
@@ -51,7 +41,6 @@ def show(
         typer.echo(f"{name.replace('_', ' '):<18}{shown}")
 
 
-@trace.command("export", cls=PlainCommand)
 def export(
     file: TraceFile,
     *,
@@ -88,10 +77,15 @@ def export(
         write_csv(found, table or "rounds", stream)
 
 
-@trace.command("page", cls=PlainCommand)
 def page(file: TraceFile, *, output: Output) -> None:
     """Write the playground: one page that shows the trace round by round, without a network."""
     require_new(output)
     from draftree.lab.figures.playground import page_of
 
     output.write_text(page_of(file), encoding="utf-8")
+
+
+trace = group_of(
+    "Summarize traces of --record, and convert them to timelines, tables and a page.",
+    {"show": show, "export": export, "page": page},
+)

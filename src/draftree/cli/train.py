@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from draftree.cli.layout import PlainCommand, PlainGroup, argument, option
+from draftree.cli.layout import argument, group_of, option
 from draftree.cli.options import Model, Setup, takes, takes_setup
 from draftree.cli.render import note, say
 from draftree.cli.train_data import data, prompts
@@ -66,16 +65,6 @@ class Lines:
         if self._replaces:
             sys.stderr.write(CLEAR)
         note(text)
-
-
-@contextmanager
-def stopping() -> Iterator[None]:
-    """Report Ctrl-C: the last checkpoint stays."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        note("interrupted: the last checkpoint is kept; the same command with --resume continues")
-        raise typer.Exit(INTERRUPTED) from None
 
 
 def say_result(evaluation: Evaluation) -> None:
@@ -246,8 +235,11 @@ def layers_of(text: str | None) -> tuple[int, ...] | None:
 
 def run_training(run: Run, work: Callable[[], T]) -> T:
     note(budget_line(run.settings))
-    with stopping():
+    try:
         return work()
+    except KeyboardInterrupt:
+        note("interrupted: the last checkpoint is kept; the same command with --resume continues")
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def say_trained(result: HeadResult) -> None:
@@ -460,21 +452,15 @@ def export(
     say("".join(f"{line}\n" for line in lines))
 
 
-train = typer.Typer(cls=PlainGroup, no_args_is_help=True)
-
-
-@train.callback()
-def about() -> None:
-    """Make training data from a target's own texts, and train drafters on them."""
-
-
-for _name, _command in (
-    ("prompts", prompts),
-    ("data", data),
-    ("head", head),
-    ("block", block),
-    ("distill", distill),
-    ("boost", boost),
-    ("export", export),
-):
-    train.command(_name, cls=PlainCommand)(_command)
+train = group_of(
+    "Make training data from a target's own texts, and train drafters on them.",
+    {
+        "prompts": prompts,
+        "data": data,
+        "head": head,
+        "block": block,
+        "distill": distill,
+        "boost": boost,
+        "export": export,
+    },
+)

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from draftree.speech.transcriber import Segment
     from draftree.speech.windows import Transcript
 
-__all__ = ["transcribe"]
-
 
 class Format(enum.StrEnum):
     TEXT = "text"

@@ -6,19 +6,19 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from draftree.cli.layout import PlainCommand, PlainGroup, argument, option
+from draftree.cli.layout import argument, group_of, option
 from draftree.cli.options import EXECUTION_OPTIONS, Model, Setup, complete_draft, complete_model, takes_setup
 from draftree.cli.render import is_terminal, note, say
 from draftree.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from draftree.lab.tune.contest import Cell, Standing
+    from draftree.lab.tune.contest import Standing
     from draftree.lab.tune.drafts import DraftSearch
     from draftree.lab.tune.layers import LayerSearch
     from draftree.loading.layer_sets import LayerSet
@@ -160,7 +160,8 @@ def drafts(
     search = DraftSearch(settings, fetch=resolve_with_bar)
     announce(search, minutes)
     complete = measure(search)
-    say_unreplayed(search)
+    for name, reason in {} if search.prediction is None else search.prediction.unreplayed.items():
+        note(f"not replayed, measured for real: {name} ({reason})")
     say("".join(f"{line}\n" for line in table(search.contest.standings(), search.predicted)))
     say_differences(search)
     if not complete:
@@ -190,7 +191,10 @@ def measure(search: DraftSearch) -> bool:
     try:
         for cell in search.run():
             if replaces:
-                sys.stderr.write(CLEAR + progress_line(search, cell))
+                contest, best = search.current, search.current.best()
+                shown = "" if best is None else f", {best.candidate.name} {best.speedup:.2f}x"
+                kind = "text" if contest is search.contest else "replay of text"
+                sys.stderr.write(f"{CLEAR}{kind} {cell.number + 1}, {len(contest.alive)} drafters left{shown}")
                 sys.stderr.flush()
     except KeyboardInterrupt:
         return False
@@ -198,19 +202,6 @@ def measure(search: DraftSearch) -> bool:
         if replaces and sys.stderr is not None:
             sys.stderr.write(CLEAR)
     return True
-
-
-def progress_line(search: DraftSearch, cell: Cell) -> str:
-    contest = search.current
-    best = contest.best()
-    shown = "" if best is None else f", {best.candidate.name} {best.speedup:.2f}x"
-    kind = "text" if contest is search.contest else "replay of text"
-    return f"{kind} {cell.number + 1}, {len(contest.alive)} drafters left{shown}"
-
-
-def say_unreplayed(search: DraftSearch) -> None:
-    for name, reason in {} if search.prediction is None else search.prediction.unreplayed.items():
-        note(f"not replayed, measured for real: {name} ({reason})")
 
 
 def say_differences(search: DraftSearch) -> None:
@@ -379,29 +370,11 @@ def speed(kind: str, count: int, seconds: float, plain: float) -> str:
     )
 
 
-DEFAULT = "drafts"
-"""The command of `draftree tune MODEL`."""
-HELP = ("--help", "-h")
-
-
-class TuneGroup(PlainGroup):
-    """Group in which a model in the place of a command means the default command."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        is_named = not args or args[0] in (*self.commands, *HELP)
-        return super().parse_args(ctx, args if is_named else [DEFAULT, *args])
-
-
-tune = typer.Typer(cls=TuneGroup, no_args_is_help=True)
-
-
-@tune.callback()
-def about() -> None:
+tune = group_of(
     """Measure on this machine what makes a model fast, and keep the result.
 
     'draftree tune MODEL' is 'draftree tune drafts MODEL'.
-    """
-
-
-for _name, _command in ((DEFAULT, drafts), ("layers", layers)):
-    tune.command(_name, cls=PlainCommand)(_command)
+    """,
+    {"drafts": drafts, "layers": layers},
+    default="drafts",
+)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from draftree.serve.access import KeyRing
     from draftree.serve.pool import ServedModel
 
-__all__ = ["device_address", "verify_server"]
 
 LIMITS = str(Group.LIMITS)
 
