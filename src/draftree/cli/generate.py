@@ -71,8 +71,7 @@ def generate(
     prompts: Annotated[
         str | None,
         option(
-            "File of prompts that run concurrently: one per line, or JSON lines with 'prompt' or 'messages', and "
-            "optionally 'id'; '-' is standard input. With --json one object per line.",
+            "File of prompts that run concurrently: one per line, or JSON lines; '-' is standard input.",
             "FILE",
             TEXT,
         ),

@@ -27,10 +27,10 @@ NUMBERS = {int: re.compile(r"[0-9]{1,18}", re.ASCII), float: re.compile(r"[0-9]{
 SCREEN_LINES = 40
 """Longer help is reduced to the essential options; --help-all shows the rest."""
 ESSENTIAL = frozenset(
-    {"prompts", "draft", "system", "temperature", "max_tokens", "seed", "json_schema", "quantization", "as_json"}
+    {"prompts", "draft", "system", "temperature", "max_tokens", "seed", "quantization", "as_json"}
     | {"compare", "output", "beam_width", "num_return_sequences", "language", "form", "host", "port", "split"}
     | {"data", "minutes", "measure", "peer", "spec_bench", "baseline", "trace", "figures", "device", "rate"}
-    | {"limit_tokens", "save", "stream"}
+    | {"limit_tokens", "save"}
 )
 """Options that reduced help shows."""
 HELP_ALL = "--help-all"

@@ -56,7 +56,7 @@ def test_help_lists_every_command(arguments: list[str], capsys: pytest.CaptureFi
 def test_every_command_has_help_with_its_examples(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "80")
     assert run([name, "--help"]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"Usage: draftree {name} ")
