@@ -16,6 +16,7 @@ from draftree.core.errors import ConfigurationError, ModelError
 from draftree.lab.tune.layers import LayerSearch, LayerTuneSettings
 from draftree.loading.layer_sets import place_of, stored_set
 from draftree.loading.load import load_model
+from draftree.options import ModelOptions
 from private_cache import private_cache
 
 pytest.importorskip("optuna")
@@ -43,8 +44,8 @@ def prompts(tmp_path: Path) -> Path:
 
 
 def settings(folder: Path, prompts: Path, **more: Any) -> LayerTuneSettings:
-    given: dict[str, Any] = {"trials": TRIALS, "max_tokens": 4, "kernels": "torch", "dtype": "float32"}
-    return LayerTuneSettings(str(folder), prompts, **(given | more))
+    options = ModelOptions(str(folder), kernels="torch", dtype="float32")
+    return LayerTuneSettings(options, prompts, **{"trials": TRIALS, "max_tokens": 4, **more})
 
 
 def fingerprint(folder: Path) -> str:
