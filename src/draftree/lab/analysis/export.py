@@ -20,7 +20,6 @@ MICROSECONDS = 1e6
 
 
 def chrome_events(trace: Trace) -> dict[str, Any]:
-    """Return the trace as an object for `json.dump`."""
     sequences = {
         name: FIRST_SEQUENCE + number
         for number, name in enumerate(dict.fromkeys(step.sequence for one in trace.rounds for step in one.steps))

@@ -88,13 +88,11 @@ def _confidence(tree: TokenTree, node: int) -> float:
 
 
 def depth_of(tree: TokenTree, name: str) -> int:
-    """Return the deepest level with a node of this drafter."""
     levels = zip(depths(tree.parents), tree.sources or [(name,)] * len(tree), strict=True)
     return max((level for level, names in levels if is_by(names, name)), default=0)
 
 
 def is_by(names: Sequence[str], part: str) -> bool:
-    """Return whether the sources of a node name this drafter."""
     return any(name == part or name.startswith(f"{part}/") for name in names)
 
 

@@ -167,7 +167,6 @@ def grouped(prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:
 
 
 def rotated(methods: Sequence[Method], turns: int) -> list[Method]:
-    """Return the methods in their order, rotated by `turns`."""
     start = turns % len(methods)
     return [*methods[start:], *methods[:start]]
 
@@ -189,7 +188,6 @@ CHUNK_ROWS = 512
 
 
 def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:
-    """Return the first place at which two texts differ; None if they are equal."""
     for place, (one, two) in enumerate(zip(plain, other, strict=False)):
         if one != two:
             return place

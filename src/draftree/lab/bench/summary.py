@@ -109,7 +109,6 @@ class Report:
         return found
 
     def partings(self) -> list[TextDifferences]:
-        """Return for methods other than plain on how many prompts their text differs from plain's."""
         return [
             _parting(name, records)
             for name, records in self._records.items()

@@ -176,12 +176,10 @@ def expansion(*widths: int) -> Cut:
 
 
 def chain(length: int) -> Cut:
-    """Return a cut to the first child of each node."""
     return expansion(*[1] * length)
 
 
 def k_ary(width: int, depth: int) -> Cut:
-    """Return a cut to the first `width` children of each node."""
     return expansion(*[width] * depth)
 
 
@@ -315,12 +313,10 @@ def acceptance(texts: Sequence[Text]) -> Estimate:
 
 
 def deepest(texts: Sequence[Text]) -> int:
-    """Return the deepest level that was drafted."""
     return max((level for text in texts for p in text.positions for level in p.levels), default=0)
 
 
 def widest(texts: Sequence[Text]) -> int:
-    """Return the largest number of children of the root."""
     return max(
         (p.ranks[node] for text in texts for p in text.positions for node in range(len(p.tree)) if p.levels[node] == 1),
         default=0,
@@ -328,7 +324,6 @@ def widest(texts: Sequence[Text]) -> int:
 
 
 def estimates(rows: Sequence[Mapping[str, Any]], name: str) -> list[Estimate]:
-    """Return the estimates that rows hold under a name."""
     return [Estimate(row[name], row[f"{name}_low"], row[f"{name}_high"]) for row in rows]
 
 
@@ -338,7 +333,6 @@ def spread(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, ..
 
 
 def tokens_per_round(trace: Trace) -> Estimate:
-    """Return tokens per round over the texts of a trace, as measured."""
     counts: dict[str, list[int]] = {}
     for one in trace.rounds:
         for step in one.steps:
@@ -349,7 +343,6 @@ def tokens_per_round(trace: Trace) -> Estimate:
 
 
 def texts_by_sequence(trace: Trace) -> list[tuple[int, ...]]:
-    """Return the tokens of every text, in order of admission."""
     found: dict[str, list[int]] = {}
     for one in trace.rounds:
         for step in one.steps:

@@ -111,7 +111,6 @@ def _fixed_plan(asked: RecordingOptions) -> str:
 
 
 def runs_of(name: str, asked: RecordingOptions) -> Iterator[RunSpec]:
-    """Yield the runs that share a name."""
     draft = asked.draft
     match name:
         case "watch":

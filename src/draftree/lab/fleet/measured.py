@@ -122,7 +122,6 @@ def _sums(rows: Sequence[CalibrationRow]) -> dict[str, float]:
 
 
 def _updates(row: CalibrationRow) -> float:
-    """Return the results that the event loop handed to texts that are read."""
     return _meters(row)["sequences"] if row["arm"] == "streams" else 0.0
 
 

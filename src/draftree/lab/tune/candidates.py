@@ -72,7 +72,6 @@ def first_candidates(loaded: LoadedModel, own: Sequence[Candidate]) -> tuple[lis
 
 
 def reason_against(candidate: Candidate, loaded: LoadedModel) -> str | None:
-    """Return why a drafter does not fit to a target; None if it does."""
     try:
         traits = choose_methods(candidate.draft, VERIFY, candidate.plan).traits
         require_layers(traits.features, loaded)
@@ -99,5 +98,4 @@ def variants_of(candidate: Candidate, loaded: LoadedModel) -> list[Candidate]:
 
 
 def parts_of(draft: str) -> list[str]:
-    """Return the names of the drafters in a spec."""
     return [part.partition(",")[0].partition(":")[0] for part in draft.split("+")]

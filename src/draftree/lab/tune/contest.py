@@ -190,11 +190,9 @@ class Contest:
         return geometric_mean(ratios) if ratios else -math.inf
 
     def _common(self) -> set[int]:
-        """Return the cells that all candidates that are left have."""
         return set.intersection(*(set(self._samples.get(one.name, {})) for one in (*self.alive, PLAIN)))
 
     def _measure(self) -> Cell:
-        """Write the next text with all candidates that are left."""
         cell = self._cell(self._next)
         self._next += 1
         turn = [PLAIN, *self.alive]
@@ -334,5 +332,4 @@ def sample_of(done: Completion) -> Sample:
 
 
 def text_digest(tokens: Sequence[int]) -> str:
-    """Return the digest of a text by which texts are compared, 16 hexadecimal digits."""
     return hashlib.sha256(repr(tuple(tokens)).encode()).hexdigest()[:16]

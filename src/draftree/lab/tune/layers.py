@@ -94,7 +94,6 @@ class LayerSearch:
 
     @property
     def kernels_note(self) -> str | None:
-        """One line if torch is used although native kernels were allowed on a CPU; else None."""
         return self._loaded.kernels_note
 
     @property

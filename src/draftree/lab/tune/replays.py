@@ -43,7 +43,6 @@ class MeasuredCosts:
     picks: Mapping[float, Mapping[int, float]] = field(default_factory=dict)
 
     def pass_seconds(self, rows: int) -> float:
-        """Return the seconds of a pass over so many tokens."""
         return interpolated(self.passes, rows)
 
     def pick_seconds(self, rows: int, temperature: float) -> float:
@@ -148,7 +147,6 @@ def controls_of(model: LanguageModel, temperature: float) -> Controls:
 
 
 def why_not_replayed(candidate: Candidate, loaded: LoadedModel) -> str | None:
-    """Return why a candidate cannot be replayed; None if nothing is known against it before it is built."""
     model = loaded.model
     if isinstance(model, EncoderDecoder):
         return "the target is an encoder-decoder model"
@@ -175,7 +173,6 @@ def layers_of(candidates: Sequence[Candidate], loaded: LoadedModel) -> tuple[int
 
 
 def rows_of(candidates: Sequence[Candidate]) -> int:
-    """Return the most tokens of a pass with these candidates."""
     nodes = [choose_methods(one.draft, VERIFY, one.plan).planner.default_nodes for one in candidates]
     return 1 + max(nodes, default=1)
 

@@ -56,7 +56,6 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 
 def require_comparable(submissions: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse submissions of other prompts or arguments."""
     (first, base), *others = submissions.items()
     for name, submission in others:
         reasons = differences(base, submission)
@@ -132,7 +131,6 @@ def shown(estimate: Mapping[str, float] | None) -> str:
 
 
 def provenance(name: str, submission: Mapping[str, Any]) -> str:
-    """Return what was measured on what, in one line."""
     versions, arguments = submission["versions"], submission["arguments"]
     parts = [
         f"{submission['model']['name']} (sha256 {submission['model']['sha256'][:8]})",
@@ -146,7 +144,6 @@ def provenance(name: str, submission: Mapping[str, Any]) -> str:
 
 
 def comparison(submissions: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return all tables as Markdown, with the provenance of each submission below."""
     require_comparable(submissions)
     grids = [suite_grid(submissions), score_grid(submissions), score_grid(submissions, "tokens_per_pass")]
     lines = [provenance(name, submission) for name, submission in submissions.items()]
@@ -154,7 +151,6 @@ def comparison(submissions: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def to_csv(submissions: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return one line for every submission, method and category."""
     require_comparable(submissions)
     stream = io.StringIO()
     writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")

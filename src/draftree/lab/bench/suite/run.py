@@ -190,5 +190,4 @@ def complete_groups(earlier: Results, ready: Benchmark) -> dict[int, list[Record
 
 
 def as_json(value: Any) -> Any:
-    """Return a value as a results file has it."""
     return json.loads(json.dumps(value))

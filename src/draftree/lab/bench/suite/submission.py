@@ -194,7 +194,6 @@ MESSAGE = 200
 
 
 def facts_of(header: Mapping[str, Any]) -> dict[str, Any]:
-    """Return everything of a submission that is known before the run."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -238,7 +237,6 @@ def entries_by_prompt(records: Sequence[Record], method: str) -> dict[str, Entry
 
 
 def entry_of(repeats: Sequence[Record]) -> Entry:
-    """Return one prompt's entry from its repeats."""
     first = repeats[0]
     timed = [r.stats["tokens_per_second"] for r in repeats if r.stats["decode_seconds"] > 0]
     return Entry(
@@ -315,7 +313,6 @@ def check(submission: Any) -> list[str]:
 
 
 def score_problems(submission: Mapping[str, Any]) -> list[str]:
-    """Return the scores that do not follow from the prompts."""
     stated = {(one["method"], one["category"]): one for one in submission["scores"]}
     found = [one.to_json() for one in scores_of(entries_of(submission))]
     problems = []
