@@ -25,7 +25,7 @@ from draftree.core.host import return_free_memory
 from draftree.loading.loaded import LoadedModel
 from draftree.loading.native_start import GGUF, PackedStart, start_key
 from draftree.loading.resolve import is_block_file
-from draftree.loading.transformers_model import eos_ids_from, import_modeling
+from draftree.loading.transformers_model import eos_ids_from
 from draftree.models.base import Extend, Pass
 from draftree.models.check import NATIVE_LENGTHS, check, reference_logits, rounds_alike, tokens_of_check
 from draftree.models.native.blueprint import ExpertsBlueprint, LayerBlueprint, LinearBlueprint
@@ -35,6 +35,7 @@ from draftree.models.native.model import NativeModel
 from draftree.models.native.weights import Weights
 from draftree.options import QUANTIZATIONS
 from draftree.weights.cache import Cache, silent, status_of, steps
+from draftree.weights.folders import import_modeling
 from draftree.weights.gguf_blocks import describe_blocks
 from draftree.weights.gguf_file import KINDS, forget_gguf
 from draftree.weights.packed_checkpoint import SUFFIXES, PackedCheckpoint, quantization_of

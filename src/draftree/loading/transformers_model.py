@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +15,6 @@ import torch
 
 from draftree.core.errors import OUT_OF_MEMORY, DraftreeError, ModelLoadError, UnsupportedModelError, is_out_of_memory
 from draftree.core.files import JsonError, get_again, kernel_refusal, read_json, refusal
-from draftree.core.host import require_address_space
 from draftree.loading.loaded import LoadedModel
 from draftree.loading.options import has_native_bfloat16
 from draftree.models.base import CheckResult
@@ -31,6 +29,7 @@ from draftree.models.torch.seq2seq.sources import reference_logits as source_ref
 from draftree.models.torch.static import Shapes
 from draftree.sampling.decoding_rules import DecodingRules
 from draftree.weights.cache import WEIGHT_FILES, Cache, are_pickled, keep_sums
+from draftree.weights.folders import import_modeling
 from draftree.weights.packed_checkpoint import quantization_of
 
 logger = logging.getLogger(__name__)
@@ -53,20 +52,6 @@ def quiet() -> Iterator[None]:
         library.set_verbosity(verbosity)
         if was_enabled:
             library.enable_progress_bar()
-
-
-MODELING_BYTES = 480 << 20
-"""Address space that the imports of transformers' models take: 440 MiB with one thread of OpenBLAS on x86-64."""
-
-
-def import_modeling() -> None:
-    """Import what transformers' models need, or raise MemoryError.
-
-    Without room the imports would fail with strange errors, or never end: OpenBLAS tries for ever to allocate buffers.
-    """
-    if "transformers.modeling_utils" not in sys.modules:
-        require_address_space(MODELING_BYTES)
-        import transformers.modeling_utils  # noqa: F401
 
 
 VALUES_PER_BYTE = 2  # of weights with 4 bits

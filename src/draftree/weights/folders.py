@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftree.core.errors import ModelLoadError
 from draftree.core.files import JsonError, get_again, read_json
+from draftree.core.host import require_address_space
 from draftree.weights.gguf_file import Dtype
 from draftree.weights.safetensors_file import check_safetensors
 
@@ -182,8 +184,23 @@ def save_configuration(
     return config
 
 
+MODELING_BYTES = 480 << 20
+"""Address space that the imports of transformers' models take: 440 MiB with one thread of OpenBLAS on x86-64."""
+
+
+def import_modeling() -> None:
+    """Import what transformers' models need, or raise MemoryError.
+
+    Without room the imports would fail with strange errors, or never end: OpenBLAS tries for ever to allocate buffers.
+    """
+    if "transformers.modeling_utils" not in sys.modules:
+        require_address_space(MODELING_BYTES)
+        import transformers.modeling_utils  # noqa: F401
+
+
 def parameter_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
     """Return name and shape of every parameter in a weights file of this configuration; shared ones once."""
+    import_modeling()
     import torch
     from transformers import AutoModelForCausalLM
 
