@@ -13,7 +13,7 @@ from bench_samples import HEADER, METHODS, record
 from draftree.core.errors import ConfigurationError
 from draftree.lab.bench.records import DistributionRecord, Results, TreeRecord
 from draftree.lab.bench.summary import Report
-from draftree.lab.bench.tables import grids_of, together_grid, tree_grids
+from draftree.lab.bench.tables import grids_of, tree_grids
 from draftree.lab.figures.results import draw_all
 
 WAYS = {"tree": 11.0, "chain": 10.0, "batched": 30.0, "one by one": 40.0}
@@ -53,12 +53,6 @@ def test_a_round_in_milliseconds() -> None:
     assert rounds["plain"]["score"] == pytest.approx(1800 / 20)
     assert rounds["plain"]["all"] == pytest.approx(2000 / 20)
     assert any(grid.title.startswith("Milliseconds per round") for grid in grids_of(texts(0.0)))
-
-
-def test_runs_stand_side_by_side() -> None:
-    grid = together_grid([texts(0.0), texts(1.0)])
-    assert grid.headings == ("method", "t0, temperature 0", "t1, temperature 1")
-    assert grid.rows == (("plain", "1.00 (1.00)", "1.00 (1.00)"), ("ngram", "1.00 (2.00)", "1.00 (2.00)"))
 
 
 def test_every_plot_is_written(tmp_path: Path) -> None:
