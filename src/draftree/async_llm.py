@@ -41,6 +41,7 @@ from draftree.options import (
     Prompt,
     RequestKeywords,
     RequestOptions,
+    require_decoder_options,
     require_one_conversation,
     takes_arguments_of,
 )
@@ -465,6 +466,7 @@ class AsyncLLM:
         """
         if not isinstance(params, BeamSearchParams | None):
             raise InvalidRequestError(f"params is a {type(params).__name__}: give BeamSearchParams", param="params")
+        require_decoder_options(decoder)
         start = await self._prompts.encode_start(RequestOptions(**decoder))
         ids = await self._prompts.encode(prompt, source_lang=decoder.get("source_lang"))
         opening = beam_opening(self._beams.model, ids, start)

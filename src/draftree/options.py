@@ -288,6 +288,17 @@ class DecoderOptions(TypedDict, total=False):
     """Language of the text to be written: its token follows the decoder's start token, before `decoder_prompt`."""
 
 
+def require_decoder_options(names: Iterable[str]) -> None:
+    """Raise for the name of an option that a beam search does not have."""
+    for name in names:
+        if name not in DecoderOptions.__annotations__:
+            raise InvalidRequestError(
+                f"unknown option '{name}' of a beam search, whose parameters are BeamSearchParams: "
+                f"{suggestion(name, DecoderOptions.__annotations__)}",
+                param=name,
+            )
+
+
 class RequestKeywords(DecoderOptions, total=False):
     """Keywords of all methods that write texts, each a field of `RequestOptions`."""
 

@@ -223,8 +223,10 @@ def test_models_of_another_kind_are_refused() -> None:
         LLM(causal, "none").beam_search([1, 2], decoder_prompt=[1])
     with pytest.raises(InvalidRequestError, match="source_lang"):
         LLM(shared("whisper"), "none").beam_search(prompts_of("whisper", 1), source_lang="en")
-    with pytest.raises(TypeError, match="decode_prompt"):
+    with pytest.raises(InvalidRequestError, match="decode_prompt"):
         llm.beam_search(sources(1), decode_prompt=[3])
+    with pytest.raises(InvalidRequestError, match="unknown option 'temperature' of a beam search"):
+        llm.beam_search(sources(1), temperature=0.5)
 
 
 def test_languages_are_given_as_to_generate() -> None:

@@ -18,7 +18,7 @@ from draftree.engine.sequence import SourceOrTokens as SourceOrTokens
 from draftree.loading.load import load_model
 from draftree.models.base import LanguageModel
 from draftree.models.source import FeatureSource
-from draftree.options import DecoderOptions, Messages, Prompt, RequestOptions, prompt_list
+from draftree.options import DecoderOptions, Messages, Prompt, RequestOptions, prompt_list, require_decoder_options
 from draftree.text.detokenize import Detokenizer
 from draftree.text.tokenizer import Tokenizer
 
@@ -64,6 +64,7 @@ class BeamSearcher:
         from draftree.beam.drafting import beam_drafter
         from draftree.beam.search import BeamSearch
 
+        require_decoder_options(decoder)
         start, spoken = self._prompts.encode_start(RequestOptions(**decoder)), decoder.get("source_lang")
         openings = [self._opening(prompt, start, spoken) for prompt in _each(prompts)]
         tokenizer = self._tokenizer
