@@ -139,6 +139,7 @@ def run_of(
         str, option("muon (matrices of layers; adamw for the rest) or adamw.", "NAME", RECIPE)
     ] = "muon",
     learning_rate: Annotated[float, option("Highest learning rate.", "X", RECIPE)] = 2e-3,
+    warm_up: Annotated[int, option("Updates until the highest learning rate.", "N", RECIPE)] = 50,
     batch_tokens: Annotated[int, option("Tokens of a batch.", "N", RECIPE)] = 6144,
     max_length: Annotated[int | None, option("Cut longer texts; no limit if not given.", "N", RECIPE)] = None,
     seed: Annotated[int, option("Seed of first weights and of the order of texts.", "N", RECIPE)] = 0,
@@ -178,6 +179,7 @@ def run_of(
         levels_from=levels_from,
         optimizer=optimizer,
         learning_rate=learning_rate,
+        warm_up=warm_up,
         batch_tokens=batch_tokens,
         max_length=max_length,
         seed=seed,
