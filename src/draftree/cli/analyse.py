@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from draftree.cli.bench import PROMPTS, Category, Limit, MaxTokens, Prompts, Seed
-from draftree.cli.layout import argument, option
-from draftree.cli.options import EXECUTION_OPTIONS, OUTPUT, Setup, complete_draft, complete_model, takes_setup
+from draftree.cli.layout import OUTPUT, argument, option
+from draftree.cli.options import EXECUTION_OPTIONS, Setup, complete_draft, complete_model, takes_setup
 from draftree.cli.render import note
 from draftree.core.errors import ConfigurationError, require_extra
 from draftree.options import SPECULATION

@@ -14,10 +14,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from draftree.cli.layout import argument, group_of, option
+from draftree.cli.layout import OUTPUT, argument, group_of, option
 from draftree.cli.options import (
     EXECUTION_OPTIONS,
-    OUTPUT,
     PARALLEL_OPTIONS,
     Model,
     Setup,

@@ -11,10 +11,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from draftree.cli.layout import argument, option
+from draftree.cli.layout import OUTPUT, argument, option
 from draftree.cli.options import (
     EXECUTION_OPTIONS,
-    OUTPUT,
     AsJson,
     Setup,
     complete_draft,

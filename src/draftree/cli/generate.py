@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from draftree.cli.flags import sampling_of
-from draftree.cli.layout import option
+from draftree.cli.layout import OUTPUT, option
 from draftree.cli.options import (
     ALL_OPTIONS,
-    OUTPUT,
     PARALLEL_OPTIONS,
     TEXT,
     AsJson,

@@ -33,6 +33,8 @@ ESSENTIAL = frozenset(
     | {"limit_tokens", "save"}
 )
 """Options that reduced help shows."""
+OUTPUT = "Output"
+"""A panel of options that most commands have."""
 HELP_ALL = "--help-all"
 SHOWS_ALL = "draftree.cli.layout.shows_all"
 """Key of a context's data: whether its help shows all options."""

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from draftree.cli.layout import argument, option
+from draftree.cli.layout import OUTPUT, argument, option
 from draftree.cli.render import Colour, waiting
 from draftree.core.errors import ConfigurationError
 from draftree.core.host import spare_collection, without_collection
@@ -74,8 +74,6 @@ def summaries(registry: Registry[Any]) -> Completed:
 def starting(incomplete: str, known: Iterable[tuple[str, str]]) -> Completed:
     return [(name, text) for name, text in known if name.startswith(incomplete)]
 
-
-OUTPUT = "Output"
 
 Model = Annotated[
     str, argument("A name of 'draftree models', a folder, a GGUF file or a hub id.", "MODEL", complete=complete_model)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from draftree.cli.flags import sampling_of
 from draftree.cli.generate import check_material
-from draftree.cli.layout import argument, option
-from draftree.cli.options import ALL_OPTIONS, OUTPUT, Model, Setup, import_engine, takes, takes_setup
+from draftree.cli.layout import OUTPUT, argument, option
+from draftree.cli.options import ALL_OPTIONS, Model, Setup, import_engine, takes, takes_setup
 from draftree.cli.render import note, say
 from draftree.core.errors import InvalidRequestError
 from draftree.loading.resolve import require_sound

@@ -23,8 +23,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from draftree.cli.layout import argument, option
-from draftree.cli.options import OUTPUT
+from draftree.cli.layout import OUTPUT, argument, option
 from draftree.cli.render import is_terminal, say
 from draftree.core.errors import ConfigurationError, DraftreeError, harmless
 from draftree.core.files import parse_json
