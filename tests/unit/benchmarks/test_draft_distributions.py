@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 
 from bench_samples import write_model
 from benchmark_scripts import script
@@ -72,8 +73,11 @@ def test_a_model_drafts_its_own_picks(folders, prompts):
 def test_another_model_drafts_some_of_them_and_the_file_records_it(folders, prompts, tmp_path, capsys):
     target, small = folders
     out = tmp_path / "distributions.jsonl"
-    how = {"temperatures": "0,1", "max_tokens": 8, "draws": 2, "dtype": "float32", "prompts": prompts}
-    script("distributions").distributions(str(target), draft_model=str(small), **how, output=out)
+    command = typer.Typer(add_completion=False)
+    command.command()(script("distributions").distributions)
+    options = "--temperatures 0,1 --max-tokens 8 --draws 2 --dtype float32"
+    files = ["--draft-model", str(small), "--prompts", str(prompts), "--output", str(out)]
+    command([str(target), *options.split(), *files], standalone_mode=False)
     results = read_results(out)
     assert (results.header["job"], results.is_complete, len(results.distributions)) == ("distributions", True, 4)
     for record in results.distributions:

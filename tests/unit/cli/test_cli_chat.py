@@ -73,7 +73,8 @@ def test_a_switched_drafter_gives_the_same_text(chat: str, piped: Chat, start: s
     drafted = [answer["stats"]["draft_tokens"] for answer in answers]
     assert drafted[2] == 0
     assert drafted[1] or drafted[3]
-    assert answers[2]["stats"]["cached_tokens"] > answers[1]["stats"]["prompt_tokens"]  # nothing was read again
+    if temperature == "1":  # at 0 one round writes a whole answer, and its slot keeps what was committed before
+        assert answers[2]["stats"]["cached_tokens"] > answers[1]["stats"]["prompt_tokens"]  # nothing was read again
     assert "drafter none\ndrafter ngram\n" in err
 
 
