@@ -292,7 +292,8 @@ class AsyncLLM:
             QueueFullError: the queue is full, and `wait` is False.
             EngineClosedError: the engine was closed, or failed.
         """
-        requests, prompts = self._llm.requests, self._llm.prompts
+        requests = self._llm.requests
+        prompts = self._llm.prompts
         asked = RequestOptions.of(params, **options)
         most = requests.longest_prompt(asked)
         if not isinstance(prompt, FeatureSource) and is_long(prompt):
@@ -539,7 +540,8 @@ class AsyncLLM:
 
     async def pass_costs(self, max_rows: int) -> Mapping[int, float]:
         """Return seconds of the target's passes by rows, up to at least `max_rows`; measured once."""
-        model, batcher = self._llm.model, self._llm.engine.paused.batcher
+        model = self._llm.model
+        batcher = self._llm.engine.paused.batcher
 
         def measured() -> Mapping[int, float]:
             costs = costs_of(model, max_rows=max_rows)

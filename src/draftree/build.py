@@ -367,7 +367,8 @@ def build_drafter(
     built: list[Drafter[Any]] = []
     num_drawing = 0
     for method in methods.drafters:
-        draw, shares_noise = part_draw(method.traits.draws, methods.draw), methods.verifier.shares_noise
+        draw = part_draw(method.traits.draws, methods.draw)
+        shares_noise = methods.verifier.shares_noise
         context = DraftContext(target, tokenizer, draw, shares_noise, load_fitting, num_drawing, learning, apart)
         num_drawing += draw in (Draw.IID, Draw.WITHOUT_REPLACEMENT)
         drafter = method.cls(method.config, context)

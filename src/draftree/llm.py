@@ -199,7 +199,8 @@ class LLM:
     @takes_arguments_of(ModelOptions)
     def __init__(self, options: ModelOptions) -> None:
         apply_threads(options.threads, options.affinity)
-        methods, trusts = choose_each(options), options.trust_remote_code
+        methods = choose_each(options)
+        trusts = options.trust_remote_code
         learning = learning_of(options.learn, methods)
         loaded = load_divided(options)
         require_exact(loaded, asked=options.exact)
@@ -212,8 +213,10 @@ class LLM:
         build = partial(build_parts, methods, loaded, self._tokenizer, trust_remote_code=trusts)
         self._parts = alone(lambda: build(clock=options.clock, learning=self.learned))
         self._engine = Engine(self._parts, options, on_round=options.on_round)
-        self.kernels, self.fallback_reason = loaded.kernels, loaded.fallback_reason
-        self.is_exact, self.quantization = loaded.model.is_exact, loaded.quantization
+        self.kernels = loaded.kernels
+        self.fallback_reason = loaded.fallback_reason
+        self.is_exact = loaded.model.is_exact
+        self.quantization = loaded.quantization
         defaults = NEUTRAL
         if options.generation_config == "auto":
             defaults = loaded.sampling if loaded.folder is None else sampling_in(loaded.folder)
@@ -368,7 +371,8 @@ class LLM:
         return self._written(ids, each, on_update=on_update, progress=progress)
 
     def _written(self, ids: Sequence[SourceOrTokens], each: Sequence[RequestOptions], **show: Any) -> list[Completion]:
-        make, with_start = self._requests.sequences, self._prompts.with_start
+        make = self._requests.sequences
+        with_start = self._prompts.with_start
         batch = [make(prompt, with_start(options)) for prompt, options in zip(ids, each, strict=True)]
         write_all(self._engine, batch, **show)
         return completions_of(batch)

@@ -41,7 +41,7 @@ class DummyPlanner(Planner):
 
         width: int = 2
 
-    def open(self):
+    def open(self, *, is_sampled=False):
         return None
 
     def budgets(self, states):

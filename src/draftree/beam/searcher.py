@@ -65,7 +65,8 @@ class BeamSearcher:
         from draftree.beam.search import BeamSearch
 
         require_decoder_options(decoder)
-        start, spoken = self._prompts.encode_start(RequestOptions(**decoder)), decoder.get("source_lang")
+        start = self._prompts.encode_start(RequestOptions(**decoder))
+        spoken = decoder.get("source_lang")
         openings = [self._opening(prompt, start, spoken) for prompt in _each(prompts)]
         tokenizer = self._tokenizer
         drafter = beam_drafter(draft, target=self._model, tokenizer=tokenizer, load=self.companion)

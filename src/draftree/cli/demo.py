@@ -91,7 +91,8 @@ def demo(
     setup = setup.decided(loaded)
     if setup.is_plain:
         raise ConfigurationError(f"the demo needs a drafter, and {setup.auto_note}: name one with --draft")
-    fast, plain = setup.llm(loaded), setup.plainly().llm(loaded)
+    fast = setup.llm(loaded)
+    plain = setup.plainly().llm(loaded)
     with waiting("warming up"):
         loaded.model.settle()
         for llm in (plain, fast):

@@ -55,7 +55,8 @@ def explain(
     if setup.is_plain:
         return
     chosen = setup.methods().plan
-    plain, fast = setup.plainly().llm(loaded), setup.llm(loaded)
+    plain = setup.plainly().llm(loaded)
+    fast = setup.llm(loaded)
     task = Task(prompt, system, chat).decided(fast)
     for llm in (plain, fast):
         warm_up(llm)

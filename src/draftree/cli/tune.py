@@ -191,7 +191,8 @@ def measure(search: DraftSearch) -> bool:
     try:
         for cell in search.run():
             if replaces:
-                contest, best = search.current, search.current.best()
+                contest = search.current
+                best = search.current.best()
                 shown = "" if best is None else f", {best.candidate.name} {best.speedup:.2f}x"
                 kind = "text" if contest is search.contest else "replay of text"
                 sys.stderr.write(f"{CLEAR}{kind} {cell.number + 1}, {len(contest.alive)} drafters left{shown}")

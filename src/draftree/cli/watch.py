@@ -247,7 +247,8 @@ class History:
 
     def add_status(self, status: Mapping[str, Any]) -> None:
         """Remember a status; models that are gone are forgotten."""
-        self.status, self.trouble = status, ""
+        self.status = status
+        self.trouble = ""
         for name in set(self.rates) - {text(model, "name") for model in self.models}:
             del self.rates[name]
         for model in self.models:
@@ -433,7 +434,8 @@ def bar(num_drafted: int, num_accepted: int) -> Text:
     if not drafted:
         return Text("·", style="dim")
     scale = min(1.0, MAX_BAR / drafted)
-    accepted, width = round(num_accepted * scale), max(1, round(drafted * scale))
+    accepted = round(num_accepted * scale)
+    width = max(1, round(drafted * scale))
     return Text("█" * accepted, style="green").append("░" * (width - accepted), style="red")
 
 
@@ -510,7 +512,9 @@ def print_snapshot(client: ServerClient, interval: float, *, as_json: bool) -> N
 
 def show_live(client: ServerClient, interval: float) -> None:
     """Show the server until Ctrl-C; a server that stops answering is tried again."""
-    history, waits, console = History(), pauses(), Console(highlight=False)
+    history = History()
+    waits = pauses()
+    console = Console(highlight=False)
     history.add_status(client.status())
     with (
         RoundListener(client, history.rounds.append),

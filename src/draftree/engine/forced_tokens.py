@@ -25,9 +25,12 @@ LONGEST_RUN = 32
 """Maximum number of forced tokens after the root: each is a row of the pass."""
 LONGEST_TAIL = 8
 """Maximum number of forced tokens after a leaf: they are of use only if the leaf is accepted."""
-LEAST_TRUST, MEMORY, RECOVERY = 0.4, 0.7, 0.02
-"""A model that cuts forced texts in other ways than into the longest tokens is not guessed at below this share of right
-guesses; how much of the share is older ones; and how much it grows in a round without such a guess."""
+LEAST_TRUST = 0.4
+"""Share of right guesses below which spellings are not guessed: a model may not cut text into the longest tokens."""
+MEMORY = 0.7
+"""Weight of older guesses in that share."""
+RECOVERY = 0.02
+"""Growth of the share in a round without a guess."""
 
 
 @final

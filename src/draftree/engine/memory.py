@@ -255,7 +255,7 @@ class SlotAllocator:
         begin(found, sequence)
         if sequence.plan_state is None and sequence.draft_state is not None:
             planner = sequence.draft_state.choice.planner
-            sequence.plan_state = planner.open_for("", is_sampled=sequence.controls.temperature > 0)
+            sequence.plan_state = planner.open(is_sampled=sequence.controls.temperature > 0)
         if sequence.counts.rounds == 0:
             self._count_hit(sequence, found.length)
 

@@ -228,7 +228,8 @@ class PromptEncoder:
             InvalidRequestError: a causal model, no tokenizer, an empty text, ids that are no token ids, or an unknown
                 language.
         """
-        prompt, target_lang = options.decoder_prompt, options.target_lang
+        prompt = options.decoder_prompt
+        target_lang = options.target_lang
         if isinstance(prompt, WholeStart):
             self._require_encoder("decoder_prompt")
             return prompt

@@ -50,7 +50,8 @@ class SequenceRound:
         """Return the drafter's own tree, and the verdict with its nodes."""
         assert self.verdict is not None, "failed sequences have no verdict"
         verdict = self.verdict if self.nodes is None else self.nodes.verdict_on_source(self.verdict)
-        forced, state = self.sequence.forced, self.sequence.draft_state
+        forced = self.sequence.forced
+        state = self.sequence.draft_state
         if state is not None and not state.choice.traits.wants_picks:
             verdict = replace(verdict, picks=())
         if forced is None or state is None or self.sequence.client_drafts is not None:
@@ -177,7 +178,8 @@ def _draft_by(choice: DraftChoice, turns: Sequence[SequenceRound], parts: Engine
     """Draft the trees of the sequences of one drafter; returns whether it was asked for any."""
     asked = []
     for turn in turns:
-        most, forced = min(turn.budget.num_nodes, turn.budget.depth), turn.sequence.forced
+        most = min(turn.budget.num_nodes, turn.budget.depth)
+        forced = turn.sequence.forced
         # what a grammar forces needs no budget
         if most > (0 if forced is None else forced.begin(turn.budget.room)):
             asked.append(turn)

@@ -84,7 +84,8 @@ class HeadPasses(ABC):
         self.head = head
         self.device = device
         self.dtype = next(head.parameters()).dtype
-        vocabulary, config = head.vocabulary, head.config
+        vocabulary = head.vocabulary
+        config = head.config
         self.tokens = None if vocabulary.is_full else TokenSubset(vocabulary.ids, vocabulary.vocab_size)
         shape = LayerShape(config.num_kv_heads, config.head_dim, config.head_dim)
         shapes = {STATES: LayerShape(1, config.hidden, 0), **dict.fromkeys(range(config.num_layers), shape)}
@@ -241,7 +242,8 @@ class TorchPasses(HeadPasses):
         return RowResult(before, states, requested, logits)
 
     def _attend(self, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]]) -> ChainRows | ManyRows:
-        scaling, memory = self.head.config.head_dim**-0.5, self.pool.memory
+        scaling = self.head.config.head_dim**-0.5
+        memory = self.pool.memory
         slot = slots[0]
         if len(slots) == 1 and slot.depths[-1] == slot.num_tentative:
             return ChainRows(memory, slot.index, slot.length + nodes[0][0], scaling)

@@ -72,7 +72,8 @@ def _parsed(kind: Any, value: Any) -> Any:
     if isinstance(kind, types.UnionType):
         return None if value is None else _parsed(kind.__args__[0], value)
     if isinstance(kind, type) and is_dataclass(kind):
-        kinds, make = _fields(kind), cast(Any, kind)
+        kinds = _fields(kind)
+        make = cast(Any, kind)
         return make(**{name: _parsed(kinds[name], part) for name, part in value.items()})
     match typing.get_origin(kind), typing.get_args(kind):
         case builtins.tuple, (part, *_):
@@ -235,7 +236,8 @@ class PackedStart:
     """
 
     def __init__(self, key: StartKey, memory: str | int | None = None, *, weights: Weights | None = None) -> None:
-        self.key, self._weights = key, weights
+        self.key = key
+        self._weights = weights
         self._budget = None if memory is None else parse_size(memory)
         self._place = Cache().root / FOLDER / key.name
         self.streams = self._budget is not None  # whether passes read weights from the cache

@@ -184,7 +184,8 @@ def leave(status: int) -> None:
 # These are the edits since the last pass, among them the commits that walks decided, and the pass. Slots travel as
 # their ids, which are the same in all processes.
 
-MAGIC, VERSION = 0x647261667472, 2
+MAGIC = 0x647261667472
+VERSION = 2
 HEADER = struct.Struct("<4q")  # `MAGIC`, `VERSION`, number of the message, and bytes after the header
 MAX_BYTES = 1 << 29  # upper bound of a message's length; a larger one is malformed
 EDITS: dict[str, type[Edit]] = {"commit": Commit, "truncate": Truncate, "fork": Fork, "close": Close}

@@ -117,16 +117,20 @@ class PassCosts:
 
     def curve(self, batch: int, num_nodes: int) -> list[float]:
         """Return the seconds of a pass after a draft over 0, 1, 2, … nodes more than the batch, never falling."""
-        cell, first = self._cell(batch), min(batch, MAX_ROWS)
+        cell = self._cell(batch)
+        first = min(batch, MAX_ROWS)
         least = (cell.drafted - cell.slope) * self._base[first]
         return [least + cell.slope * seconds for seconds in self._base[first : first + num_nodes + 1]]
 
     def observe(self, rows: int, batch: int, prefix: int, *, seconds: float, is_plain: bool = False) -> None:
         """Learn from a round's seconds without its draft; `is_plain` if no draft was made, not even an empty one."""
-        first, last = self._base[min(batch, MAX_ROWS)], self._base[min(rows, MAX_ROWS)]
+        first = self._base[min(batch, MAX_ROWS)]
+        last = self._base[min(rows, MAX_ROWS)]
         if not self._has_scale:
-            self._has_scale, scale = True, seconds / last
-            self._cells, self._last = {}, _Cell(scale, scale, scale)
+            self._has_scale = True
+            scale = seconds / last
+            self._cells = {}
+            self._last = _Cell(scale, scale, scale)
         self._last = cell = self._cell(batch)
         # a factor that was not seen for some rounds changes along with the others: the machine is slower or faster
         is_along = abs(cell.num_alike) >= AUTO.settled_rounds or cell.magnitude != prefix.bit_length()
@@ -139,7 +143,8 @@ class PassCosts:
             cell.plain += change
             cell.num_alike = min(0, cell.num_alike) - 1
         else:
-            more, before = last - first, cell.drafted
+            more = last - first
+            before = cell.drafted
             change = change_of(before * first + cell.slope * more, seconds) / (first * first + more * more)
             cell.drafted += change * first
             cell.slope = max(0.0, cell.slope + change * more)
@@ -298,7 +303,9 @@ def choose_nodes(
     ranked = sorted(
         (-survival, place, node) for place, own in enumerate(survivals) for node, survival in enumerate(own)
     )
-    tokens, best, best_speed = float(num_sequences), 0, num_sequences / (sunk + curve[0])
+    tokens = float(num_sequences)
+    best = 0
+    best_speed = num_sequences / (sunk + curve[0])
     for count, ((negative, _, _), seconds) in enumerate(zip(ranked, curve[1:], strict=False), 1):
         tokens -= negative
         if tokens / (sunk + seconds) > best_speed:
@@ -372,10 +379,12 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
         self._plans = [PartPlan(part) for part in self.parts]
         self._kinds: dict[tuple[Any, ...], Kind] = {}
         self._owners_of: dict[tuple[str, ...], Sequence[int]] = {}
-        self._clock, self._num_scored = 0.0, 0  # seconds of all rounds so far; nodes of the last one
+        self._clock = 0.0  # seconds of all rounds so far
+        self._num_scored = 0  # nodes of the last round
         self._batch = self._num_sequences = 1  # sequences of this planner, and of the pass
         self._others = self._other_rows = 0  # sequences of the round that others plan, and their rows
-        self._num_idle, self._is_idle = 0, False  # rounds without a decision that are left, and whether this is one
+        self._num_idle = 0  # rounds without a decision that are left
+        self._is_idle = False  # whether this is one
         self._survivals: list[list[float]] = []  # of the scored nodes, if the trees were pruned
         self._plain = 0.0  # seconds of a pass without a draft
         self._curve: list[float] = []  # seconds of a pass after a draft, by scored nodes
@@ -392,11 +401,7 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
             self._num_idle = 0
         self._others, self._other_rows = num_sequences, num_rows
 
-    def open(self) -> SequenceEstimates:
-        """Return the estimates of a greedy sequence without an observation."""
-        return self.open_for("")
-
-    def open_for(self, draft: str, *, is_sampled: bool = False) -> SequenceEstimates:
+    def open(self, *, is_sampled: bool = False) -> SequenceEstimates:
         """Return the estimates of a sequence without an observation."""
         self._num_idle = 0
         return SequenceEstimates(is_sampled, [Trials() for _ in self.parts], [0] * len(self.parts))
@@ -408,11 +413,13 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
         self._num_idle -= 1
         if not self._limit or not batch or self._is_idle:
             return [NOTHING] * batch
-        self._batch, self._survivals = batch, []
+        self._batch = batch
+        self._survivals = []
         self._num_sequences = batch + self._others
         self._curve = self._passes.curve(self._num_sequences, batch * self._limit)
         self._plain = self._passes.plain(self._num_sequences)
-        tokens, seconds = float(self._num_sequences), self._plain
+        tokens = float(self._num_sequences)
+        seconds = self._plain
         # lookups first: a drafter that runs a model is judged by what it adds
         for runs_model in (False, True):
             for index, plan in enumerate(self._plans):
@@ -444,8 +451,10 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
         self, index: int, states: Sequence[SequenceEstimates], tokens: float, seconds: float
     ) -> tuple[float, float]:
         """Draft where recent drafts paid or a trial is due; return expected tokens and seconds of the round."""
-        plan, batch = self._plans[index], len(states)
-        each, value = plan.costs.of(1), self._plain / self._num_sequences
+        plan = self._plans[index]
+        batch = len(states)
+        each = plan.costs.of(1)
+        value = self._plain / self._num_sequences
         margin = 1.0 if self._num_sequences == 1 else AUTO.batch_margin
         # in a batch, a new text has trials only until a draft paid
         gains = [state.gains.setdefault(index, plan.gain if batch == 1 else 0.0) for state in states]
@@ -454,7 +463,8 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
         plan.conditions = [None] * batch
         plan.asked = []
         for state, paid in zip(states, surplus, strict=True):
-            trials, pays = state.trials[index], plan.is_on and paid > 0.0
+            trials = state.trials[index]
+            pays = plan.is_on and paid > 0.0
             trials.is_on = not pays and self._clock >= trials.next
             plan.asked.append(plan.part.depth if pays or trials.is_on else 0)
         drafting = [max(0.0, gain) for gain, depth in zip(gains, plan.asked, strict=True) if depth]
@@ -466,15 +476,22 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
         self, index: int, states: Sequence[SequenceEstimates], tokens: float, seconds: float
     ) -> tuple[float, float]:
         """Draft as many levels as pay, or one as a trial; as `_plan_lookup`."""
-        plan, batch, depth = self._plans[index], len(states), self.parts[index].depth
+        plan = self._plans[index]
+        batch = len(states)
+        depth = self.parts[index].depth
         rates = [self._rates(index, state) for state in states]
         gains = [list(accumulate(own, mul)) for own in rates]
         unread = sum(max(0, state.length - state.num_read[index]) for state in states)
-        best_depth, best_seconds, best_tokens, best_speed = 0, seconds, tokens, tokens / seconds
+        best_depth = 0
+        best_seconds = seconds
+        best_tokens = tokens
+        best_speed = tokens / seconds
         spent = seconds + plan.costs.catching_up(unread) / AUTO.catch_up_rounds
         if seconds == self._plain:  # no draft of this round has paid for planning and for a slower pass
             spent += self._overhead + max(0.0, self._curve[0] - self._plain)
-        total, rows, reach = tokens, 0.0, float(batch)
+        total = tokens
+        rows = 0.0
+        reach = float(batch)
         for level in range(depth):
             further = plan.costs.of(level + 1) - plan.costs.of(level)
             spent += min(1.0, reach) * further + self._row_seconds(rows + reach) - self._row_seconds(rows)
@@ -483,8 +500,14 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
             # a calibrated drafter goes on where its tokens are likely to survive: about as often as they do
             reach = gain if plan.part.is_calibrated else reach
             if total / spent > best_speed:
-                best_depth, best_seconds, best_tokens, best_speed = level + 1, spent, total, total / spent
-        plan.rate, plan.is_on, plan.trials.is_on, plan.min_survival = rates[0][0], best_depth > 0, False, 0.0
+                best_depth = level + 1
+                best_seconds = spent
+                best_tokens = total
+                best_speed = total / spent
+        plan.rate = rates[0][0]
+        plan.is_on = best_depth > 0
+        plan.trials.is_on = False
+        plan.min_survival = 0.0
         plan.conditions = [None] * batch
         least = 0.0
         if best_depth:
@@ -499,13 +522,16 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
             if plan.costs.further is None:  # the cost of the first level shows with one draft, of others with a second
                 best_depth = min(depth, 1 if plan.costs.first is None else 2)
         elif self._clock >= plan.trials.next:
-            best_depth, plan.trials.is_on = 1, True
+            best_depth = 1
+            plan.trials.is_on = True
         plan.asked = [best_depth if sum(own[:best_depth]) >= least else 0 for own in gains]
         return best_tokens, best_seconds
 
     def _rates(self, index: int, state: SequenceEstimates) -> list[float]:
         """Return the acceptance of each level of a drafter in a sequence, given that of the level above."""
-        part, group, above = self.parts[index], (index, state.is_sampled), 0.5
+        part = self.parts[index]
+        group = (index, state.is_sampled)
+        above = 0.5
         known = part.sampled_rates if state.is_sampled else part.greedy_rates
         state.levels[index] = levels = []
         for level in range(part.depth):
@@ -549,7 +575,8 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
         if state.tree is tree:
             return state.kinds
         num_children = [0] * (len(tree) + 1)
-        state.tree, state.kinds = tree, []
+        state.tree = tree
+        state.kinds = []
         for node, parent in enumerate(tree.parents):
             rank = num_children[parent + 1]
             num_children[parent + 1] += 1
@@ -559,7 +586,8 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
             group = tree.sources[node] if tree.sources else ()
             kind = self._kinds.get((group, number))
             if kind is None:
-                prior, weight = UNSCORED[~number] if number < 0 else CENTRES[number], AUTO.prior_weight
+                prior = UNSCORED[~number] if number < 0 else CENTRES[number]
+                weight = AUTO.prior_weight
                 if number >= 0 and all(self.parts[index].is_calibrated for index in self._owners(group)):
                     weight = AUTO.known_weight
                 kind = self._kinds[group, number] = Kind(group, number, prior, weight)
@@ -582,7 +610,8 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
 
     def observe(self, states: Sequence[SequenceEstimates], record: RoundRecord) -> None:
         """Learn costs, acceptance and gains."""
-        batch, rows = len(states), record.sequences
+        batch = len(states)
+        rows = record.sequences
         self._clock += record.total_seconds
         self._num_scored = sum(row.num_drafted for row in rows)
         has_draft = not self._is_idle and any(any(plan.asked) for plan in self._plans)
@@ -648,7 +677,8 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
         if row.bonus is None:
             return 0
         tree = row.drafted if self._plans[index].trials.is_on else row.tree
-        text, levels = continuation(row), self._levels(index, tree)
+        text = continuation(row)
+        levels = self._levels(index, tree)
         num_hits = len(list(takewhile(lambda node: levels[node], follow(tree, text))))
         num_known = min(num_hits + 1, len(text), max(self._plans[index].asked))
         for level, (kind, _) in enumerate(state.levels[index][:num_known]):
@@ -657,7 +687,8 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
 
     def _observe_lookup(self, index: int, drafts: Drafts, seconds: float) -> None:
         """Average what a lookup's drafts brought, less the cost of their rows."""
-        plan, value = self._plans[index], self._plain / self._num_sequences
+        plan = self._plans[index]
+        value = self._plain / self._num_sequences
         plan.costs.observe(seconds / len(drafts), 1)
         row_tokens = self._row_seconds(self._num_scored) / max(1, self._num_scored) / value
         each = plan.costs.of(1) + self._overhead / len(drafts)
@@ -678,14 +709,16 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
         name = "" if len(self._plans) == 1 or not plan.part.name else f"{plan.part.name}: "
         if plan.costs.first is None:
             return f"{name}nothing has been drafted yet"
-        level, row = plan.costs.first / self._plain, self._row_seconds(1) / self._plain
+        level = plan.costs.first / self._plain
+        row = self._row_seconds(1) / self._plain
         if not plan.part.runs_model:
             return (
                 f"{name}a draft costs {level:.3f} of a target pass, so its tree is judged afterwards; a further node "
                 f"costs {row:.3f}, and scored nodes add {max(0.0, plan.gain):.2f} tokens a round: "
                 f"{'on' if plan.is_on else 'off, tried at intervals'}"
             )
-        depth, unread = max(plan.asked, default=0), plan.costs.unread_token / self._plain
+        depth = max(plan.asked, default=0)
+        unread = plan.costs.unread_token / self._plain
         state = f"{depth} level{'s' if depth > 1 else ''}" if plan.is_on else "off"
         reading = f", an unread token {unread:.3f}" if unread >= 0.001 else ""
         return (

@@ -70,17 +70,12 @@ class Planner(ABC, Generic[State]):
         """
 
     @abstractmethod
-    def open(self) -> State:
-        """Return the state of a new sequence."""
-
-    def open_for(self, draft: str, *, is_sampled: bool = False) -> State:
-        """Return the state of a new sequence, for planners with other estimates for sampling.
+    def open(self, *, is_sampled: bool = False) -> State:
+        """Return the state of a new sequence.
 
         Args:
-            draft: always empty.
-            is_sampled: whether the text is sampled with a temperature.
+            is_sampled: whether the text is sampled with a temperature, for planners with other estimates then.
         """
-        return self.open()
 
     @abstractmethod
     def budgets(self, states: Sequence[State]) -> list[Budget]:

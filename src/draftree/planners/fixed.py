@@ -27,7 +27,7 @@ class FixedPlanner(Planner[None]):
         def __post_init__(self) -> None:
             check_length("fixed", "k", self.k, least=0)
 
-    def open(self) -> None:
+    def open(self, *, is_sampled: bool = False) -> None:
         """Return no state."""
 
     def budgets(self, states: Sequence[None]) -> list[Budget]:

@@ -28,7 +28,7 @@ class HeuristicPlanner(Planner[Length]):
         def __post_init__(self) -> None:
             check_length("heuristic", "start", self.start)
 
-    def open(self) -> Length:
+    def open(self, *, is_sampled: bool = False) -> Length:
         """Return the initial length."""
         return Length(self.default_depth if self.config.start is None else self.config.start)
 

@@ -39,7 +39,7 @@ class ThresholdPlanner(Planner[None]):
         """Whether budgets have a minimum confidence: not with threshold 0."""
         return bool(self.config.confidence > 0)
 
-    def open(self) -> None:
+    def open(self, *, is_sampled: bool = False) -> None:
         """Return no state."""
 
     def budgets(self, states: Sequence[None]) -> list[Budget]:

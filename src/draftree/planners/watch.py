@@ -27,7 +27,7 @@ class WatchPlanner(Planner[None]):
     class Config:
         """No options."""
 
-    def open(self) -> None:
+    def open(self, *, is_sampled: bool = False) -> None:
         """Return no state."""
 
     def budgets(self, states: Sequence[None]) -> list[Budget]:

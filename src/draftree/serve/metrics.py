@@ -193,7 +193,8 @@ class RequestMeter:
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Labels = tuple[str, ...]
 VLLM_ENGINE = "0"
-VLLM_LABELS, DRAFT_LABELS = ("model_name", "engine"), ("model", "draft")
+VLLM_LABELS = ("model_name", "engine")
+DRAFT_LABELS = ("model", "draft")
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,23 +239,23 @@ class Metrics:
         yield from self._vllm_metrics()
 
     def _server_metrics(self) -> Iterator[Metric]:
-        gate, gauge = self._gate, GAUGE
-        yield _family(gauge, "draftree_info", "Version.", ("version",), {(__version__,): 1})
+        gate = self._gate
+        yield _family(GAUGE, "draftree_info", "Version.", ("version",), {(__version__,): 1})
         for name, text, value in (
             ("ready", "1 while requests are accepted.", float(self._is_ready())),
             ("requests_running", "Requests that run.", gate.num_running),
             ("places_taken", "Places of running requests.", gate.num_places),
             ("requests_waiting", "Requests in the queue.", gate.num_waiting),
         ):
-            yield _family(gauge, f"draftree_{name}", text, (), {(): value})
+            yield _family(GAUGE, f"draftree_{name}", text, (), {(): value})
 
     def _request_metrics(self) -> Iterator[Metric]:
-        requests, counter = self._requests, COUNTER
+        requests = self._requests
         by_status = {(endpoint, model, str(code)): n for (endpoint, model, code), n in requests.by_status.items()}
         names = ("endpoint", "model", "status")
-        yield _family(counter, "draftree_requests", "Requests by endpoint, model and status.", names, by_status)
+        yield _family(COUNTER, "draftree_requests", "Requests by endpoint, model and status.", names, by_status)
         gone = {(): requests.num_disconnected}
-        yield _family(counter, "draftree_disconnected_requests", "Requests whose client left early.", (), gone)
+        yield _family(COUNTER, "draftree_disconnected_requests", "Requests whose client left early.", (), gone)
         queue = {(): requests.queue_seconds}
         yield _histogram("draftree_queue_seconds", "Time of a request in the queue.", (), queue)
         for name, text, found in (
@@ -279,7 +280,8 @@ class Metrics:
         yield _family(COUNTER, "vllm:request_success", success, (*VLLM_LABELS, "finished_reason"), reasons)
 
 
-GAUGE, COUNTER = GaugeMetricFamily, CounterMetricFamily
+GAUGE = GaugeMetricFamily
+COUNTER = CounterMetricFamily
 MODEL: tuple[tuple[Any, str, str, Callable[[ModelSource], float]], ...] = (
     (
         GAUGE,

@@ -276,7 +276,8 @@ async def within_limits(
     most = longest_prompt(settings, model, options)
     encode = model.llm.prompts.encode
     ids = [one if isinstance(one, FeatureSource) else await encode(one, most=most) for one in prompts]
-    kept, lengths = options.truncate_prompt_tokens, [0 if isinstance(one, FeatureSource) else len(one) for one in ids]
+    kept = options.truncate_prompt_tokens
+    lengths = [0 if isinstance(one, FeatureSource) else len(one) for one in ids]
     longest = max((one if kept is None or kept < 0 else min(kept, one) for one in lengths), default=0)
     if settings.max_prompt_tokens is not None and longest > settings.max_prompt_tokens:
         text = f"the prompt has {longest} tokens: this server allows at most {settings.max_prompt_tokens}; shorten it"

@@ -259,7 +259,7 @@ class Alternating(Planner):
     class Config:
         k: int = 2
 
-    def open(self):
+    def open(self, *, is_sampled=False):
         return [0]
 
     def budgets(self, states):

@@ -86,7 +86,7 @@ class Watching(Planner[str]):
     def note_others(self, num_sequences: int, num_rows: int) -> None:
         self.others += ((num_sequences, num_rows),)
 
-    def open(self) -> str:
+    def open(self, *, is_sampled: bool = False) -> str:
         return "state"
 
     def budgets(self, states: Sequence[str]) -> list[Budget]:

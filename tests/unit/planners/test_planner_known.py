@@ -55,12 +55,12 @@ def test_sampled_texts_are_judged_by_rates_and_drafts_of_their_own() -> None:
     part = DraftPart("d", 3, 3, greedy_rates=(0.8, 0.5), sampled_rates=(0.4, 0.5))
     planner = AdaptivePlanner(AdaptivePlanner.Config(), default_depth=3, parts=[part])
     planner.learn_costs(FLAT)
-    sampled = planner.open_for("", is_sampled=True)
+    sampled = planner.open(is_sampled=True)
     for _ in range(40):
         planner.budgets([sampled])
         row = SequenceRecord("r", 9, 1, 1, 0, 1, 0, drafted=chain([1]), tree=chain([1]), bonus=2)
         planner.observe([sampled], RoundRecord(0, 0.001, 0.1, 0, 0, 0.101, 2, (row,)))
-    greedy, other = planner.open(), planner.open_for("", is_sampled=True)
+    greedy, other = planner.open(), planner.open(is_sampled=True)
     assert planner._rates(0, greedy) == pytest.approx([0.8, 0.5, 0.5])
     assert planner._rates(0, other)[0] < 0.2, "what was measured before was wrong"
 

@@ -179,9 +179,11 @@ class LogitCorrector:
             return
         start = self._pace.clock()
         with logits.computing():
-            unchanged, first = logits.columns().clone(), 0
+            unchanged = logits.columns().clone()
+            first = 0
         for state, row in zip(states, tokens, strict=True):
-            drafted, end = self._drafted.get(id(state)), first + len(row)
+            drafted = self._drafted.get(id(state))
+            end = first + len(row)
             if drafted is not None:
                 drafted.logits.append(unchanged[first:end])
                 drafted.states.append(answered[first:end].clone())

@@ -317,7 +317,8 @@ class HeadStepper(FeatureStepper[HeadedSequence]):
             jobs.append(RowJob(state.slot, row, positions, above, before, range(len(row))))
         found = self._passes.extend(jobs)
         self.answered = found.states
-        recycled, place = self._passes.recycle(found.states), 0
+        recycled = self._passes.recycle(found.states)
+        place = 0
         for state, row in zip(states, tokens, strict=True):
             assert state.before is not None, "checked above"
             state.before = torch.cat((state.before, recycled[place : place + len(row)]))

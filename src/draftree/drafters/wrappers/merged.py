@@ -162,10 +162,14 @@ class MergedDrafter(Drafter[MergedSequence]):
         for index, drafter in enumerate(self._drafters):
             drafter.observe([self._of_part(index, observation) for observation in observations])
         for observation in observations:
-            observation.state.trees, observation.state.maps = [], []
+            observation.state.trees = []
+            observation.state.maps = []
 
     def _of_part(self, index: int, whole: Observation[MergedSequence]) -> Observation[Any]:
-        trees, verdict, hidden, traits = whole.state.trees, whole.verdict, whole.hidden, self._traits[index]
+        trees = whole.state.trees
+        verdict = whole.verdict
+        hidden = whole.hidden
+        traits = self._traits[index]
         if verdict is not None and not traits.wants_picks:
             verdict = replace(verdict, picks=())
         if verdict is not None and trees:

@@ -459,7 +459,8 @@ def norms_after(layers: Sequence[LayerBlueprint], last: str | None) -> tuple[tup
     """Return layers whose norms follow their sublayers as layers with norms before them, and the last norm."""
     if last is not None:
         raise NativeUnavailableError("it has norms after its sublayers and one after the last of these")
-    found, before = [], None
+    found = []
+    before = None
     for layer in layers:
         found.append(layer.with_norms_of(before))
         before = layer.mlp_norm

@@ -67,7 +67,8 @@ class GroupFunctions:
         `blocks` are these outputs' entries in the product's table, int64, contiguous.
         """
         if isinstance(source, RowBlocks):
-            order, rows = source.order.contiguous(), source.rows
+            order = source.order.contiguous()
+            rows = source.rows
             rows_and_order = (rows.data_ptr(), rows.shape[1], order.data_ptr(), len(order))
             self._library.draftree_pack_blocks(*rows_and_order, inputs, packed.data_ptr(), blocks.data_ptr())
             return
@@ -150,7 +151,8 @@ LANES = 16
 _size = ctypes.c_int64
 _pointer = ctypes.c_void_p
 _float = ctypes.c_float
-_decoder, _pass = ctypes.POINTER(CDecoder), ctypes.POINTER(CPass)
+_decoder = ctypes.POINTER(CDecoder)
+_pass = ctypes.POINTER(CPass)
 FUNCTIONS: Mapping[str, tuple[Sequence[Any], Any]] = MappingProxyType(
     {
         "ready": ((), ctypes.c_int),
@@ -239,7 +241,8 @@ class Library:
             raise NotLoadableError(f"the native library '{path}' does not load: {error}") from error
         for name, (arguments, result) in FUNCTIONS.items():
             function = getattr(self._library, f"draftree_{name}")
-            function.argtypes, function.restype = arguments, result
+            function.argtypes = arguments
+            function.restype = result
         self.correct, self.learn = self._library.draftree_correct, self._library.draftree_learn
         """The functions of corrections, see `learning.py`."""
         self._buffers = ThreadBuffers()

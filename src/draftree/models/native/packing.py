@@ -154,7 +154,8 @@ class Packer:
     def _grouped(
         self, linears: Sequence[LinearBlueprint], *, in_turns: bool, is_head: bool, first_output: int
     ) -> CLinear:
-        groups, inputs = self.library.groups, linears[0].inputs
+        groups = self.library.groups
+        inputs = linears[0].inputs
         sources = [source for linear in linears for source in self._sources(linear)]
         if in_turns and len(sources) == 1:
             half = len(sources[0]) // 2

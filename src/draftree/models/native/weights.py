@@ -95,7 +95,8 @@ class ModelWeights(Weights):
     """Weights of a model in memory, which is unusable once they are released, unless it keeps them."""
 
     def __init__(self, model: Any, *, keeps: bool = False) -> None:
-        self._model, self._keeps = model, keeps
+        self._model = model
+        self._keeps = keeps
         self._parameters: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
         self._pages = FilePages()
 

@@ -207,7 +207,8 @@ class HFModel(TransformersModel, SlottedModel):
             bucket = self.static.bucket(slots, nodes)
         if self.static is None or bucket is None:
             return self._run(jobs, nodes, layer_range)
-        tokens, requested = [job.tokens for job in jobs], requested_rows(jobs)
+        tokens = [job.tokens for job in jobs]
+        requested = requested_rows(jobs)
         return RangeOutput(
             TensorLogits(self.static.run(bucket, slots, tokens=tokens, nodes=nodes, requested=requested))
         )
@@ -223,7 +224,8 @@ class HFModel(TransformersModel, SlottedModel):
     def _run(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], layer_range: LayerRange) -> RangeOutput:
         order = RowOrder(jobs, nodes)
         current = plan_pass(self._pool.memory, order.slots, order.nodes, self.device)
-        tokens, requested = order.tokens, order.requested
+        tokens = order.tokens
+        requested = order.requested
         padding = next((bucket - len(tokens) for bucket in self.row_buckets if bucket >= len(tokens)), 0)
         rows = None
         if padding or requested != list(range(len(tokens))):

@@ -247,7 +247,8 @@ def _tolerance(model: Any) -> float:
 
 def _embedding_scale(model: Any, one: _Probe, other: _Probe) -> float:
     """Return the scale, from the difference of two tokens at one position, in which learned positions cancel."""
-    embedding, config = model.get_input_embeddings(), model.config.get_text_config()
+    embedding = model.get_input_embeddings()
+    config = model.config.get_text_config()
     weight = _of_vocabulary(model, getattr(embedding, "weight", None), "input embedding")
     first, second = (weight[token].float() for token in PROBE_TOKENS)
     rows, entered = first - second, one.entered - other.entered

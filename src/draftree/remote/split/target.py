@@ -129,7 +129,8 @@ def note_pass(
 ) -> None:
     """Note times and bytes of a pass; states of nodes without logits are those of prompts, and do not count."""
     up, down = link.traffic()
-    latency, read = link.latency, [min(job.rows, default=len(job.tokens)) for job in jobs]
+    latency = link.latency
+    read = [min(job.rows, default=len(job.tokens)) for job in jobs]
     for (turn, _), job, count in zip(turns, jobs, read, strict=True):
         turn.slot.num_read = count if job.num_logits else None
     num_decoding = sum(bool(job.num_logits) for job in jobs)

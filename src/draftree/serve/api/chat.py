@@ -309,7 +309,8 @@ async def _events(body: ChatBody, request: Request) -> AsyncGenerator[bytes, Non
 
 
 async def _beams(body: ChatBody, request: Request) -> Response:
-    model, asked = chat_model_of(request, body.model), chat_request(body, server_of(request).settings)
+    model = chat_model_of(request, body.model)
+    asked = chat_request(body, server_of(request).settings)
     head = Head.of("chatcmpl", body, model)
     found = await searched(
         request,

@@ -149,7 +149,8 @@ async def running_job(
         if options.trace or options.logprobs is not None or options.prompt_logprobs is not None:
             await model.prepare_texts()
         async with await Job.start(model, ids, options, names=names) as job:
-            job.reasoning, job.drops_text = reasoning, drops_text
+            job.reasoning = reasoning
+            job.drops_text = drops_text
             try:
                 yield job
             finally:

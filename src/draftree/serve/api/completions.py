@@ -57,7 +57,8 @@ class CompletionWriter:
             yield encoder.event(last)
 
     def _choice(self, index: int, done: Completion) -> dict[str, Any]:
-        body, drops = self._body, self._job.drops_text
+        body = self._body
+        drops = self._job.drops_text
         text, ids, entries = ("", (), ()) if drops else (done.text, done.token_ids, done.logprobs or ())
         choice: dict[str, Any] = {
             "index": index,
@@ -77,7 +78,8 @@ class CompletionWriter:
 
     def _chunk(self, found: ChoiceUpdate) -> dict[str, Any] | None:
         body, index, update = self._body, found.index, found.update
-        drops, is_first = self._job.drops_text, index not in self._begun
+        drops = self._job.drops_text
+        is_first = index not in self._begun
         self._begun.add(index)
         report = self._report.part(found)
         text = "" if drops else "".join(piece.text for piece in update.pieces)

@@ -41,7 +41,8 @@ async def open_text(server: Server, session: Session, message: Mapping[str, Any]
             f"the text has {len(message['output'])} tokens, and its limit is {message['limit']}: it has ended, so it "
             "cannot be opened"
         )
-    name, is_plain = f"verify-{uuid.uuid4().hex}", message["plain"]
+    name = f"verify-{uuid.uuid4().hex}"
+    is_plain = message["plain"]
     options = RequestOptions.of(
         read_params(message["params"], seed=message["seed"], max_tokens=message["limit"]),
         draft=None if is_plain else "none",

@@ -107,7 +107,8 @@ class DepthRank(Figure):
     def data(self, material: Material) -> Data:
         trace = material.one("watch")
         texts = texts_of(trace)
-        drafted, kept = [Counter[tuple[int, int]]() for _ in texts], [Counter[tuple[int, int]]() for _ in texts]
+        drafted = [Counter[tuple[int, int]]() for _ in texts]
+        kept = [Counter[tuple[int, int]]() for _ in texts]
         for number, text in enumerate(texts):
             for position in text.positions[:-1]:
                 for guess in guesses(position):

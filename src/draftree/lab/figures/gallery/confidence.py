@@ -138,8 +138,10 @@ def classified(found: Sequence[Guess], threshold: float) -> dict[str, Any]:
     cells = {(g.confidence >= threshold, g.is_accepted): 0 for g in found}
     for guess in found:
         cells[guess.confidence >= threshold, guess.is_accepted] += 1
-    true, false = cells.get((True, True), 0), cells.get((True, False), 0)
-    missed, right = cells.get((False, True), 0), cells.get((False, False), 0)
+    true = cells.get((True, True), 0)
+    false = cells.get((True, False), 0)
+    missed = cells.get((False, True), 0)
+    right = cells.get((False, False), 0)
     return {
         "threshold": threshold,
         "true_positives": true,

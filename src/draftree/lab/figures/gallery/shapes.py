@@ -267,7 +267,8 @@ class WidthMerged(Figure):
 
     def data(self, material: Material) -> Data:
         wide, merged = material.one("watch"), material.one("merged")
-        texts, others = texts_of(wide), texts_of(merged)
+        texts = texts_of(wide)
+        others = texts_of(merged)
         levels = min(LEVELS, deepest(texts))
         rows: list[dict[str, Any]] = []
         for width in range(1, min(MAX_WIDTH, widest(texts)) + 1):
@@ -355,7 +356,8 @@ class VerifiedCdf(Figure):
             x = [0, *(row["tokens"] for row in rows)]
             values = [0.0, *(row["share"] for row in rows)]
             axes.step(x, values, where="post", color=colour, linestyle=line, label=f"width {width}")
-            low, high = [0.0, *(row["share_low"] for row in rows)], [0.0, *(row["share_high"] for row in rows)]
+            low = [0.0, *(row["share_low"] for row in rows)]
+            high = [0.0, *(row["share_high"] for row in rows)]
             axes.fill_between(x, low, high, step="post", color=colour, alpha=0.12, linewidth=0)
         axes.set(xlabel="tokens of a round, bonus included", ylabel="share of rounds with at most so many", ylim=(0, 1))
         legend(axes, loc="lower right")
@@ -378,7 +380,8 @@ class LookaheadGrid(Figure):
             options = dict(_spec(trace.header.draft).options)
             steps = [step for one in trace.rounds for step in one.steps]
             nodes = sum(len(step.scored) for step in steps) / len(steps)
-            grams, kept = int(options["n"]), int(options["candidates"])
+            grams = int(options["n"])
+            kept = int(options["candidates"])
             found = tokens_per_round(trace)
             rows.append({"n": grams, "candidates": kept, "nodes_per_pass": nodes, **found.row("tokens")})
         rows.sort(key=lambda row: (row["n"], row["candidates"]))

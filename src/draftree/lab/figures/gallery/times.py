@@ -101,7 +101,8 @@ class RoundsStrip(Figure):
     def draw(self, figure: Any, data: Data) -> None:
         for axes, run in zip(figure.subplots(2, 1, sharex=True, sharey=True), STRIP_RUNS, strict=True):
             rows = [row for row in data.rows if row["run"] == run]
-            x, width = [row["position"] for row in rows], [row["written"] for row in rows]
+            x = [row["position"] for row in rows]
+            width = [row["written"] for row in rows]
             drafted = [row["scored"] for row in rows]
             kept = [row["accepted"] for row in rows]
             given = {"align": "edge", "edgecolor": "white", "linewidth": 0.6}
