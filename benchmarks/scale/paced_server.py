@@ -238,7 +238,7 @@ def serve(port: int, fixed: float, row: float, kept: int) -> None:
     from draftree.serve.pool import ModelPool, ServedModel
     from draftree.serve.run import SWITCH_SECONDS
     from draftree.serve.settings import ModelChoice, ServerSettings
-    from draftree.serve.verify.settings import VerifySettings
+    from draftree.serve.verify import VerifySettings
 
     torch.set_num_threads(1)
     sys.setswitchinterval(SWITCH_SECONDS)

@@ -31,7 +31,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.drafters import DRAFTERS
 from draftree.lab.figures.playground import page_of
 from draftree.serve.pool import ServedModel
-from draftree.serve.verify.settings import VerifySettings
+from draftree.serve.verify import VerifySettings
 from draftree.weights.catalogue import CATALOGUE
 from method_files import described
 from parallel_jobs import ended, environment

@@ -15,7 +15,7 @@ import pytest
 from browser import Browser, open_browser
 from draftree import AsyncLLM
 from draftree.serve.pool import ServedModel
-from draftree.serve.verify.settings import VerifySettings
+from draftree.serve.verify import VerifySettings
 from serving import ALIAS, NAME, Running, running_server, tiny_async_llm, tiny_model
 from split_devices import save_split_model, split_server
 from text_backends import byte_level

@@ -11,7 +11,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from draftree.serve.access import KeyRing
-from draftree.serve.verify.settings import VerifySettings
+from draftree.serve.verify import VerifySettings
 from serving import HTTP, Running, running_server, settings
 
 REBOUND = {"Host": "evil.example", "Origin": "http://evil.example"}

@@ -25,7 +25,7 @@ from draftree.options import ModelOptions
 from draftree.remote.address import RefusedError
 from draftree.remote.split import exchange
 from draftree.remote.transport import PostTransport, WebSocketTransport
-from draftree.serve.verify.settings import VerifySettings
+from draftree.serve.verify import VerifySettings
 from faulty import faulty
 from head_samples import head_config, random_head
 from operated import wait_for

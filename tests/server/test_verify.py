@@ -33,9 +33,9 @@ from draftree.remote.transport import PostTransport, WebSocketTransport
 from draftree.serve.app import create_app
 from draftree.serve.pool import ModelPool, ServedModel
 from draftree.serve.records import ApiKey
+from draftree.serve.verify import VerifySettings
 from draftree.serve.verify.service import VerifyService
 from draftree.serve.verify.sessions import Talk
-from draftree.serve.verify.settings import VerifySettings
 from operated import wait_for
 from private_cache import private_cache
 from serving import (

@@ -12,7 +12,7 @@ from draftree.core.errors import GenerationError
 from draftree.remote.address import RemoteAddress
 from draftree.remote.link import Link, Patience
 from draftree.remote.transport import PostTransport, Transport, WebSocketTransport
-from draftree.serve.verify.settings import VerifySettings
+from draftree.serve.verify import VerifySettings
 from faulty import faulty, proxied
 from serving import Running, running_server
 from verify_clients import (

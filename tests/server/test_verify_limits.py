@@ -18,8 +18,8 @@ from draftree.remote.link import Link, Patience
 from draftree.remote.protocol import VERSION
 from draftree.serve.access import KeyRing
 from draftree.serve.records import ApiKey
+from draftree.serve.verify import VerifySettings
 from draftree.serve.verify.sessions import Talk
-from draftree.serve.verify.settings import VerifySettings
 from draftree.text.tokenizer import Tokenizer
 from serving import HTTP, Running, running_server
 from text_backends import byte_level

@@ -26,7 +26,7 @@ from draftree.core.errors import ConfigurationError, GenerationError
 from draftree.serve import run as serving_run
 from draftree.serve.pool import load_models
 from draftree.serve.settings import ServerSettings, choose_models
-from draftree.serve.verify.settings import VerifySettings
+from draftree.serve.verify import VerifySettings
 from operated import free_port, wait_for
 from private_cache import private_cache
 from serving import HTTP, plain_llm, running_server, self_signed, tiny_model, tiny_tokenizer

@@ -17,7 +17,7 @@ from draftree.serve.app import create_app
 from draftree.serve.listening import tls_options
 from draftree.serve.pool import ModelPool, ServedModel
 from draftree.serve.records import ApiKey
-from draftree.serve.verify.settings import VerifySettings
+from draftree.serve.verify import VerifySettings
 from serving import ALIAS, NAME, Running, _serving, running_server, self_signed, settings, tiny_async_llm
 from verify_clients import device, plain_texts, texts_of
 

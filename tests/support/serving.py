@@ -27,7 +27,7 @@ from draftree.serve.app import create_app
 from draftree.serve.pool import ModelPool, ServedModel
 from draftree.serve.server import Server
 from draftree.serve.settings import ModelChoice, ServerSettings
-from draftree.serve.verify.settings import VerifySettings
+from draftree.serve.verify import VerifySettings
 from text_backends import byte_level
 
 NAME, ALIAS = "tiny", "tiny-alias"

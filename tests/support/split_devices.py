@@ -22,7 +22,7 @@ from draftree.remote.link import Connector, Link
 from draftree.remote.split.messages import StateFormat
 from draftree.remote.split.target import SplitModel
 from draftree.serve.pool import ServedModel
-from draftree.serve.verify.settings import VerifySettings
+from draftree.serve.verify import VerifySettings
 from serving import CONTEXT, NAME, Running, running_server, tiny_tokenizer
 from verify_clients import IMPATIENT
 

@@ -14,7 +14,7 @@ from draftree.core.errors import ConfigurationError, require_extra
 from draftree.loading.resolve import require_sound
 from draftree.remote.address import PREFIX, is_remote
 from draftree.serve.settings import Group, ServerSettings, choose_models
-from draftree.serve.verify.settings import MAX_NODES, VerifySettings
+from draftree.serve.verify import MAX_NODES, VerifySettings
 
 if TYPE_CHECKING:
     from draftree.serve.access import KeyRing

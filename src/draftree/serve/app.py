@@ -27,7 +27,7 @@ from draftree.serve.errors import add_handlers
 from draftree.serve.pool import ModelPool
 from draftree.serve.server import Server, guarded
 from draftree.serve.settings import ServerSettings
-from draftree.serve.verify.settings import VerifySettings
+from draftree.serve.verify import VerifySettings
 from draftree.version import __version__
 
 ROUTERS = tuple(

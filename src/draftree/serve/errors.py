@@ -114,6 +114,9 @@ def shaped_route(shape: Shape) -> type[APIRoute]:
     return ShapedRoute
 
 
+NO_NAMES: Mapping[str, str] = {}
+
+
 def invalid(message: str, param: str | None, *, code: str | None = None) -> ApiError:
     return ApiError(400, message, param=param, code=code)
 
@@ -125,7 +128,7 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, RequestValidationError):
         return validation_error(error)
     if isinstance(error, InvalidRequestError | UnsatisfiableError):
-        return request_error(error, getattr(error, "param", None))
+        return named_error(error)
     if isinstance(error, QueueFullError):
         return ApiError(429, str(error), code="queue_full", headers={"Retry-After": str(RETRY_SECONDS)})
     if isinstance(error, EngineClosedError):
@@ -140,9 +143,11 @@ def api_error(error: BaseException) -> ApiError:
     return ApiError(500, UNEXPECTED, code="internal_error")
 
 
-def request_error(error: InvalidRequestError | UnsatisfiableError, param: str | None) -> ApiError:
+def named_error(error: InvalidRequestError | UnsatisfiableError, names: Mapping[str, str] = NO_NAMES) -> ApiError:
+    """Return the error of a library parameter with the body's field as `param`."""
     code = "context_length_exceeded" if isinstance(error, PromptTooLongError) else None
-    return invalid(str(error), param, code=code)
+    param = getattr(error, "param", None)
+    return invalid(str(error), names.get(param, param) if param else None, code=code)
 
 
 UNAVAILABLE = {

@@ -14,8 +14,7 @@ from draftree.core.host import SYSTEM_CLOCK
 from draftree.engine.sequence import Update
 from draftree.options import RequestOptions
 from draftree.outputs import Completion, CompletionStats, stats_of
-from draftree.serve.errors import api_error
-from draftree.serve.params import named_error
+from draftree.serve.errors import api_error, named_error
 from draftree.serve.pool import ServedModel
 from draftree.serve.reasoning import Reasoning
 

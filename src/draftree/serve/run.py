@@ -29,8 +29,8 @@ from draftree.serve.pool import ModelPool, ServedModel, load_models
 from draftree.serve.records import configured_logs
 from draftree.serve.server import Server
 from draftree.serve.settings import ServerSettings
+from draftree.serve.verify import MAX_FRAME_BYTES, VerifySettings
 from draftree.serve.verify.layer_passes import require_divisible
-from draftree.serve.verify.settings import MAX_FRAME_BYTES, VerifySettings
 from draftree.speech.transcriber import Speech
 
 logger = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
 from draftree.serve.api.chat import AnswerUpdate, Chat, encoded_chat, running_chat
-from draftree.serve.api.common import GENERATED, documented_errors
 from draftree.serve.errors import ApiError, JsonResponse, invalid, shaped_route
 from draftree.serve.render import usage_json
+from draftree.serve.request import GENERATED, documented_errors
 from draftree.serve.schema import Body, ChatBody, Effect, Items, ignored, note, refused, validated
 from draftree.serve.streams import EventStream, event, respond
 from draftree.serve.tools.parser import CallDelta, Delta, ReasoningDelta, TextDelta, call_arguments

@@ -19,12 +19,11 @@ from draftree.core.errors import ConfigurationError, InvalidRequestError
 from draftree.models.source import FeatureSource
 from draftree.options import WholeStart
 from draftree.outputs import Completion
-from draftree.serve.api.common import ERRORS, model_of, running_job, server_of
 from draftree.serve.audio import read_sound, segments_json, srt, vtt
-from draftree.serve.errors import JsonResponse, invalid
+from draftree.serve.errors import JsonResponse, invalid, named_error
 from draftree.serve.job import Job
-from draftree.serve.params import checked_options, named_error
 from draftree.serve.pool import ServedModel
+from draftree.serve.request import ERRORS, checked_options, model_of, running_job, server_of
 from draftree.serve.schema import Body, Effect, refused, validated
 from draftree.serve.streams import respond
 from draftree.speech.transcriber import Detection, Segment, Speech, language_code, language_name

@@ -19,21 +19,20 @@ from draftree.core.errors import InvalidRequestError, suggestion
 from draftree.core.host import SYSTEM_CLOCK
 from draftree.engine.sequence import TokenLogprob
 from draftree.options import DecoderOptions, RequestOptions
-from draftree.serve.api.common import server_of
-from draftree.serve.errors import ApiError, invalid
+from draftree.serve.errors import ApiError, invalid, named_error
 from draftree.serve.logprobs import OffsetLogprobs, chat_logprobs, finite
-from draftree.serve.params import (
+from draftree.serve.pool import ServedModel
+from draftree.serve.records import RequestRecord
+from draftree.serve.render import Head
+from draftree.serve.request import (
     Encode,
     chat_limit,
     checked_options,
     completion_limit,
     longest_prompt,
-    named_error,
+    server_of,
     within_limits,
 )
-from draftree.serve.pool import ServedModel
-from draftree.serve.records import RequestRecord
-from draftree.serve.render import Head
 from draftree.serve.schema import BeamBody, ChatBody, CompletionBody, DraftreeOptions, ResponseFormat
 from draftree.serve.settings import ServerSettings
 from draftree.text.detokenize import Detokenizer

@@ -16,14 +16,22 @@ from draftree.core.errors import InvalidRequestError
 from draftree.engine.sequence import TokenLogprob, Update
 from draftree.outputs import Completion
 from draftree.serve.api.beams import chat_request, searched
-from draftree.serve.api.common import ERRORS, GENERATED, NO_NAMES, chat_model_of, running_job, server_of
-from draftree.serve.errors import JsonResponse, invalid
+from draftree.serve.errors import NO_NAMES, JsonResponse, invalid, named_error
 from draftree.serve.job import ChoiceUpdate, Job
 from draftree.serve.logprobs import chat_logprobs, prompt_logprobs_json
-from draftree.serve.params import Encode, chat_options, named_error, note_unenforced
 from draftree.serve.pool import ServedModel
 from draftree.serve.reasoning import AnswerParser, AnswerStart, reasoning_variables
 from draftree.serve.render import Head, Report, closing_fields, last_chunk, usage_so_far
+from draftree.serve.request import (
+    ERRORS,
+    GENERATED,
+    Encode,
+    chat_model_of,
+    chat_options,
+    note_unenforced,
+    running_job,
+    server_of,
+)
 from draftree.serve.schema import ChatBody, Message, TokenizeBody, note
 from draftree.serve.streams import ChunkEncoder, EventStream, respond
 from draftree.serve.tools.families import family_of

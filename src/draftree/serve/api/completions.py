@@ -15,13 +15,21 @@ from draftree.options import RequestOptions
 from draftree.outputs import Completion
 from draftree.sampling.params import SamplingParams
 from draftree.serve.api.beams import completion_request, searched
-from draftree.serve.api.common import ERRORS, GENERATED, NO_NAMES, model_of, running_job, server_of
-from draftree.serve.errors import JsonResponse, invalid
+from draftree.serve.errors import NO_NAMES, JsonResponse, invalid, named_error
 from draftree.serve.job import ChoiceUpdate, Job
 from draftree.serve.logprobs import OffsetLogprobs, prompt_logprobs_json
-from draftree.serve.params import Encode, completion_options, named_error, note_unenforced
 from draftree.serve.pool import ServedModel
 from draftree.serve.render import Head, Report, closing_fields, last_chunk, usage_so_far
+from draftree.serve.request import (
+    ERRORS,
+    GENERATED,
+    Encode,
+    completion_options,
+    model_of,
+    note_unenforced,
+    running_job,
+    server_of,
+)
 from draftree.serve.schema import CompletionBody
 from draftree.serve.settings import MAX_PROMPTS
 from draftree.serve.streams import ChunkEncoder, EventStream, respond

@@ -11,9 +11,8 @@ from fastapi import APIRouter, Request, Response
 
 from draftree.core.errors import InvalidRequestError
 from draftree.models.source import EncoderDecoder
-from draftree.serve.api.common import ERRORS, model_of, server_of
-from draftree.serve.errors import JsonResponse, invalid
-from draftree.serve.params import named_error
+from draftree.serve.errors import JsonResponse, invalid, named_error
+from draftree.serve.request import ERRORS, model_of, server_of
 from draftree.serve.schema import Body, Effect, Items, TokenId, ignored, refused
 from draftree.serve.settings import MAX_PROMPTS
 from draftree.serve.streams import respond

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from draftree.serve.api.common import ERRORS, GENERATED
 from draftree.serve.api.completions import running_completion
 from draftree.serve.errors import JsonResponse
 from draftree.serve.job import ChoiceUpdate, Job
 from draftree.serve.render import usage_json
+from draftree.serve.request import ERRORS, GENERATED
 from draftree.serve.schema import SHARED, Body, CompletionBody, Effect, Items, ignored, validated
 from draftree.serve.streams import EventStream, event, respond
 from draftree.text.fill_in import SourceFile

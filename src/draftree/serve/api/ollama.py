@@ -12,13 +12,13 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
 from draftree.serve.api.chat import AnswerUpdate, running_chat
-from draftree.serve.api.common import documented_errors, model_of, server_of
 from draftree.serve.api.completions import running_completion
 from draftree.serve.errors import ApiError, JsonResponse, encode_json, invalid, shaped_route
 from draftree.serve.logprobs import chat_logprobs
 from draftree.serve.pool import ServedModel
 from draftree.serve.reasoning import reasoning_format
 from draftree.serve.render import usage_json
+from draftree.serve.request import documented_errors, model_of, server_of
 from draftree.serve.schema import (
     ELSEWHERE,
     MAX_LOGPROBS,

@@ -15,14 +15,23 @@ from pydantic import AfterValidator, Field
 
 from draftree.core.errors import InvalidRequestError, suggestion
 from draftree.options import RequestOptions
-from draftree.serve.api.common import ERRORS, GENERATED, chat_model_of, running_job, server_of
-from draftree.serve.errors import ApiError, JsonResponse, api_error, invalid
+from draftree.serve.errors import ApiError, JsonResponse, api_error, invalid, named_error
 from draftree.serve.job import ChoiceUpdate, Job
 from draftree.serve.logprobs import chat_logprobs
-from draftree.serve.params import Checked, Encode, build_options, named_error, note_unenforced
 from draftree.serve.pool import ServedModel
 from draftree.serve.reasoning import AnswerStart, reasoning_variables
 from draftree.serve.render import Head, Report, metrics_json, usage_json
+from draftree.serve.request import (
+    ERRORS,
+    GENERATED,
+    Checked,
+    Encode,
+    build_options,
+    chat_model_of,
+    note_unenforced,
+    running_job,
+    server_of,
+)
 from draftree.serve.schema import (
     RESPONSES,
     SHARED,

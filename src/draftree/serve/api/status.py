@@ -9,10 +9,10 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from draftree.serve.api.common import ERRORS, model_of, server_of
 from draftree.serve.errors import JsonResponse
 from draftree.serve.metrics import CONTENT_TYPE
 from draftree.serve.pool import ServedModel
+from draftree.serve.request import ERRORS, model_of, server_of
 from draftree.serve.server import Server
 from draftree.serve.streams import EventStream, event
 from draftree.version import __version__

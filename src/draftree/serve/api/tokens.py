@@ -6,10 +6,9 @@ from fastapi import APIRouter, Request, Response
 
 from draftree.core.errors import InvalidRequestError
 from draftree.serve.api.chat import adds_prompt, template_messages, template_variables
-from draftree.serve.api.common import ERRORS, model_of, server_of
-from draftree.serve.errors import JsonResponse, invalid
-from draftree.serve.params import named_error
+from draftree.serve.errors import JsonResponse, invalid, named_error
 from draftree.serve.pool import ServedModel
+from draftree.serve.request import ERRORS, model_of, server_of
 from draftree.serve.schema import DetokenizeBody, TokenizeBody, note
 from draftree.serve.tools.plan import ToolPlan
 from draftree.text.tokenizer import Tokenizer

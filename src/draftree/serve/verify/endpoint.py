@@ -7,12 +7,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, FastAPI, Query, Request, Response, WebSocket, WebSocketDisconnect
 
 from draftree.remote.tokenizers import files_digest, tokenizer_files
-from draftree.serve.api.common import ERRORS, model_of, server_of
 from draftree.serve.errors import ApiError, JsonResponse
+from draftree.serve.request import ERRORS, model_of, server_of
 from draftree.serve.server import Server
+from draftree.serve.verify import VerifySettings
 from draftree.serve.verify.service import VerifyService
 from draftree.serve.verify.sessions import Talk
-from draftree.serve.verify.settings import VerifySettings
 from draftree.text.tokenizer import Tokenizer
 
 router = APIRouter(tags=["verify"], responses=ERRORS)

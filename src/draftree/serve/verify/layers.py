@@ -17,9 +17,9 @@ from draftree.remote.split.exchange import Probe
 from draftree.remote.split.messages import SentRows, StateFormat, require_sendable
 from draftree.sampling.controls import build_controls
 from draftree.serve.errors import ApiError, unavailable
+from draftree.serve.verify import VerifySettings
 from draftree.serve.verify.layer_passes import LayerPasses, LayerText, LayerTexts, Work, probe_of
 from draftree.serve.verify.sessions import Session
-from draftree.serve.verify.settings import VerifySettings
 
 MAX_NODES = 1024
 """Most new nodes of one text in one frame, and of its tentative tree."""

@@ -20,12 +20,12 @@ from draftree.remote.split.messages import SPLIT_REQUESTS
 from draftree.remote.tokenizers import tokenizer_fingerprint
 from draftree.serve.errors import ApiError, api_error, unavailable
 from draftree.serve.gate import MAX_RETRY_SECONDS
-from draftree.serve.params import require_choices, within_limits
 from draftree.serve.pool import ServedModel
+from draftree.serve.request import require_choices, within_limits
 from draftree.serve.server import Server
+from draftree.serve.verify import MAX_FRAME_BYTES, VerifySettings
 from draftree.serve.verify.layers import LayerService
 from draftree.serve.verify.sessions import DraftedByClient, OpenText, Session, Talk, WrittenAlone, require_room
-from draftree.serve.verify.settings import MAX_FRAME_BYTES, VerifySettings
 
 DRAFT_LABEL = "remote"
 

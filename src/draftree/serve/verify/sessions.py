@@ -21,8 +21,8 @@ from draftree.remote.target import crc_of
 from draftree.serve.errors import ApiError
 from draftree.serve.pool import ServedModel
 from draftree.serve.records import ApiKey
+from draftree.serve.verify import VerifySettings
 from draftree.serve.verify.layer_passes import LayerTexts
-from draftree.serve.verify.settings import VerifySettings
 
 
 @dataclass

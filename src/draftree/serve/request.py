@@ -1,23 +1,32 @@
-"""From request bodies to sampling parameters, within the limits of the server."""
+"""One request from its body to its running job: the options, the model, the server's limits, admission and encoding."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from draftree.core.errors import InvalidRequestError, UnsatisfiableError
+from pydantic import BaseModel
+from starlette.requests import Request
+
+from draftree.core.errors import InvalidRequestError
+from draftree.engine.sequence import FinishReason
 from draftree.models.source import FeatureSource
-from draftree.options import RequestOptions
+from draftree.options import RequestOptions, WholeStart
 from draftree.sampling.grammar.ebnf import literal
 from draftree.sampling.grammar.schema import SchemaError
 from draftree.sampling.grammar.schema_grammar import schema_grammar
 from draftree.sampling.params import MAX_IDS, require_length
-from draftree.serve.errors import ApiError, invalid, request_error
+from draftree.serve.errors import invalid, named_error
+from draftree.serve.job import Job
 from draftree.serve.pool import ServedModel
+from draftree.serve.reasoning import Reasoning
+from draftree.serve.records import RequestRecord
 from draftree.serve.schema import (
     BeamBody,
     ChatBody,
@@ -27,11 +36,12 @@ from draftree.serve.schema import (
     StructuredOutputs,
     note,
 )
+from draftree.serve.server import Server
 from draftree.serve.settings import ServerSettings
 
 COMPLETION_TOKENS = 16
 OTHER_MEANING = {"draft", "grammar", "json_schema", "logit_bias", "max_tokens", "prediction", "regex", "request_id"}
-SAME_NAME = tuple(
+OPTION_FIELDS = tuple(
     field.name
     for field in dataclasses.fields(RequestOptions)
     if field.name in SamplingBody.model_fields and field.name not in OTHER_MEANING
@@ -103,7 +113,7 @@ def build_options(
         raise invalid("'prompt_logprobs' cannot be streamed: set stream=false", "prompt_logprobs")
     if body.stream_options is not None and not body.stream:
         note("stream_options", "is ignored: the response is not streamed")
-    values = {name: getattr(body, name) for name in SAME_NAME if getattr(body, name) is not None}
+    values = {name: getattr(body, name) for name in OPTION_FIELDS if getattr(body, name) is not None}
     values["logit_bias"] = _logit_bias(body.logit_bias)
     values["prediction"] = (body.prediction.text or None) if body.prediction is not None else None
     values["draft"] = draft_of(body, model)
@@ -158,12 +168,6 @@ def checked_options(values: Mapping[str, Any], names: Mapping[str, str]) -> Requ
         return RequestOptions(**values)
     except InvalidRequestError as error:
         raise named_error(error, names) from error
-
-
-def named_error(error: InvalidRequestError | UnsatisfiableError, names: Mapping[str, str]) -> ApiError:
-    """Return the error of a library parameter with the body's field as `param`."""
-    param = getattr(error, "param", None)
-    return request_error(error, names.get(param, param) if param else None)
 
 
 def _logit_bias(biases: Mapping[str, float] | None) -> dict[int, float] | None:
@@ -286,3 +290,163 @@ async def within_limits(
         room = max(1, model.max_context - longest)
         options = dataclasses.replace(options, max_tokens=min(settings.max_completion_tokens, room))
     return options, ids
+
+
+class ErrorDetail(BaseModel):
+    """What is wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """An error in OpenAI's shape."""
+
+    error: ErrorDetail
+
+
+Responses = dict[int | str, dict[str, Any]]
+
+
+def documented_errors(body: type[BaseModel]) -> Responses:
+    return {status: {"model": body, "description": text} for status, text in DESCRIPTIONS.items()}
+
+
+DESCRIPTIONS = {
+    400: "A field that cannot be honoured; `param` names it",
+    401: "A missing or unknown API key",
+    403: "The key may not do this",
+    404: "No such model or path",
+    405: "No such method",
+    408: "The request did not arrive in time",
+    413: "The body is too large",
+    429: "Too many requests; retry after `Retry-After` seconds",
+    500: "The server failed",
+    503: "The queue is full, or the server is loading or shutting down",
+    504: "The request took too long",
+}
+ERRORS = documented_errors(ErrorBody)
+GENERATED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The texts: one JSON object, or server-sent events for stream=true",
+        "content": {"application/json": {}, "text/event-stream": {}},
+    }
+}
+
+
+def server_of(request: Request) -> Server:
+    server: Server = request.app.state.server
+    return server
+
+
+def model_of(request: Request, name: str | None) -> ServedModel:
+    """Return a model by name or alias, if the request's key may use it; for None the first."""
+    server = server_of(request)
+    model = server.pool.get(name, server.key_of(request))
+    server.record_of(request).model = model.name
+    return model
+
+
+def chat_model_of(request: Request, name: str | None) -> ServedModel:
+    model = model_of(request, name)
+    if not model.supports_chat:
+        raise invalid(f"the model '{model.name}' has no chat template: use /v1/completions", "model")
+    return model
+
+
+@asynccontextmanager
+async def running_job(
+    request: Request,
+    model: ServedModel,
+    *,
+    prompts: Sequence[Any],
+    options: RequestOptions,
+    names: Mapping[str, str],
+    encode: Encode | None = None,
+    start: Callable[[], WholeStart | None] | None = None,
+    is_chat: bool = False,
+    clips_tokens: bool = False,
+    drops_text: bool = False,
+) -> AsyncIterator[Job]:
+    """Admit a request and queue its prompts; at the end, abort what is unfinished.
+
+    Args:
+        names: the body's field of an option, where it has another name.
+        encode: encodes a prompt; None for `AsyncLLM.prompts.encode`.
+        start: returns the decoder's prompt, after the prompts are encoded.
+        clips_tokens: whether a `max_tokens` that does not fit is reduced.
+        drops_text: as for `Job`.
+    """
+    server = server_of(request)
+    options, encode = _encoding(model, options, encode)
+    options = with_read_prediction(options, model)
+    limit = server.settings.max_completion_tokens
+    field = names.get("max_tokens", "max_tokens")
+    if clips_tokens and limit is not None:
+        options = clipped(options, limit, field)
+    require_choices(server.settings, options, names)
+    places = server.admit(request, texts=len(prompts) * options.n, priority=options.priority)
+    async with places, server.metered(request, model, options):
+        try:
+            most = longest_prompt(server.settings, model, options)
+            given = prompts if encode is None else [await encode(prompt, most=most) for prompt in prompts]
+        except InvalidRequestError as error:
+            raise named_error(error, names) from error
+        if start is not None:
+            options = replace(options, decoder_prompt=start())
+        if clips_tokens:
+            options = clipped(options, model.max_context - max(map(len, given)), field)
+        options, ids = await within_limits(server.settings, model, prompts=given, options=options)
+        reasoning = await Reasoning.of(model, ids[0]) if is_chat else None
+        options = replace(
+            options if reasoning is None else reasoning.sampling(options),
+            # in the engine, the priority would put it before the texts of other keys
+            priority=options.priority if server.has_one_key else 0,
+            owner=server.key_of(request).name,
+        )
+        if options.trace or options.logprobs is not None or options.prompt_logprobs is not None:
+            await model.prepare_texts()
+        async with await Job.start(model, ids, options, names=names) as job:
+            job.reasoning = reasoning
+            job.drops_text = drops_text
+            try:
+                yield job
+            finally:
+                record = server.record_of(request)
+                _note(record, job)
+                if server.settings.log_prompts:
+                    record.prompt = ["(a sound file)" if isinstance(one, bytes) else one for one in prompts]
+                    record.texts = ["".join(one.texts) for each in job.submissions for one in each.sequences]
+
+
+def _note(record: RequestRecord, job: Job) -> None:
+    stats = job.stats()
+    record.prompt_tokens = sum(len(submission.prompt_ids) for submission in job.submissions)
+    record.cached_tokens = sum(one.cached_tokens for one in stats)
+    record.completion_tokens = 0 if job.drops_text else sum(one.completion_tokens for one in stats)
+    record.accepted_tokens = sum(one.accepted_tokens for one in stats)
+    record.rounds = sum(one.rounds for one in stats)
+    broken = "; ".join(dict.fromkeys(violation for one in stats for violation in one.violations))
+    if broken:
+        record.notes["violations"] = f"a text breaks its schema: {broken}"
+    sequences = [sequence for submission in job.submissions for sequence in submission.sequences]
+    record.finish_reasons = [str(one.finish_reason or FinishReason.ABORT) for one in sequences]
+    if job.first_time is not None:
+        record.note_first_token(job.first_time)
+
+
+def _encoding(
+    model: ServedModel, options: RequestOptions, encode: Encode | None
+) -> tuple[RequestOptions, Encode | None]:
+    """Let the language of the prompts be read when they are encoded: later they are token ids, which have none."""
+    if options.source_lang is None:
+        return options, encode
+    if encode is not None:
+        raise invalid(
+            "'source_lang' states the language of a text, and a chat template has no place for it: leave it out",
+            "source_lang",
+        )
+    encode = partial(model.llm.prompts.encode, source_lang=options.source_lang)
+    return replace(options, source_lang=None), encode
