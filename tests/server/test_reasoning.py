@@ -14,7 +14,7 @@ from draftree import LLM, AsyncLLM, SamplingParams
 from draftree.core.errors import InvalidRequestError
 from draftree.serve.pool import ServedModel
 from draftree.serve.reasoning import Stage, reasoning_format
-from draftree.serve.tools.parser import ReasoningDelta, TextDelta
+from draftree.serve.tools.parser import joined
 from scripted import CHANNELS, OPENED, REASONING, SWITCHED, scripted
 from serving import Running, running_server
 
@@ -121,8 +121,8 @@ def test_any_split_of_a_text_gives_the_same_reasoning(
         splitter = form.splitter(stage, ())
         deltas = [delta for place in range(0, len(text), size) for delta in splitter.push(text[place : place + size])]
         deltas += splitter.finish()
-        assert "".join(one.text for one in deltas if isinstance(one, ReasoningDelta)) == reasoning
-        assert "".join(one.text for one in deltas if isinstance(one, TextDelta)) == content
+        assert joined(deltas, "reasoning") == reasoning
+        assert joined(deltas, "text") == content
 
 
 def test_reasoning_can_be_left_out(client: openai.OpenAI) -> None:

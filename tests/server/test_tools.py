@@ -15,7 +15,7 @@ from tokenizers import AddedToken
 from draftree import LLM, SamplingParams
 from draftree.models.table import TableLM, hashed
 from draftree.serve.errors import ApiError
-from draftree.serve.tools.parser import CallDelta, Delta, JsonScan, State, TextDelta, merged
+from draftree.serve.tools.parser import Delta, JsonScan, State, merged
 from draftree.serve.tools.plan import ToolPlan
 from draftree.text.tokenizer import Tokenizer
 from grammar_samples import accepts
@@ -62,15 +62,15 @@ def parsed(plan: ToolPlan, pieces: list[str]) -> tuple[str, list[tuple[str, str]
     deltas += parser.finish()
     text, calls = "", []
     for delta in deltas:
-        if isinstance(delta, TextDelta):
+        if delta.kind == "text":
             text += delta.text
         elif delta.name is not None:
             assert delta.id
             assert delta.index == len(calls)
-            calls.append([delta.name, delta.arguments])
+            calls.append([delta.name, delta.text])
         else:
             assert delta.id is None
-            calls[delta.index][1] += delta.arguments
+            calls[delta.index][1] += delta.text
     assert parser.num_calls == len(calls)
     return text, [(name, arguments) for name, arguments in calls]
 
@@ -112,19 +112,19 @@ def test_a_list_of_calls_is_parsed() -> None:
 
 def test_arguments_arrive_in_pieces_after_the_name() -> None:
     parser = plan_of("hermes").parser()
-    assert parser.push('Well.\n<tool_call>\n{"name": "get_weather", "argu') == [TextDelta("Well.")]
+    assert parser.push('Well.\n<tool_call>\n{"name": "get_weather", "argu') == [Delta("text", "Well.")]
     (first,) = parser.push('ments": {"ci')
-    assert isinstance(first, CallDelta)
-    assert (first.index, first.name, first.arguments) == (0, "get_weather", '{"ci')
-    assert parser.push('ty": "Paris"') == [CallDelta(0, 'ty": "Paris"')]
-    assert parser.push("}}\n</tool_call>\n") == [CallDelta(0, "}")]
+    assert first.kind == "call"
+    assert (first.index, first.name, first.text) == (0, "get_weather", '{"ci')
+    assert parser.push('ty": "Paris"') == [Delta("call", 'ty": "Paris"')]
+    assert parser.push("}}\n</tool_call>\n") == [Delta("call", "}")]
     assert parser.finish() == []
 
 
 def test_ids_of_calls_have_the_length_that_the_template_accepts() -> None:
     for family, length in (("mistral", 9), ("hermes", 29)):
         first = plan_of(family).parser().push(WRITTEN[family])[0]
-        assert isinstance(first, CallDelta)
+        assert first.kind == "call"
         assert first.id is not None
         assert len(first.id) == length
 
@@ -250,8 +250,9 @@ def test_the_scan_accepts_json_and_nothing_else(value: Any, data: st.DataObject)
 
 
 def test_deltas_of_one_kind_are_joined() -> None:
-    deltas = [TextDelta("a"), TextDelta("b"), CallDelta(0, id="x", name="f"), CallDelta(0, "{"), CallDelta(0, "}")]
-    assert merged(deltas) == [TextDelta("ab"), CallDelta(0, "{}", "x", "f")]
+    begun = Delta("call", id="x", name="f")
+    deltas = [Delta("text", "a"), Delta("text", "b"), begun, Delta("call", "{"), Delta("call", "}")]
+    assert merged(deltas) == [Delta("text", "ab"), Delta("call", "{}", 0, "x", "f")]
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,10 @@ class ChoiceUpdate:
     index: int
     update: Update
 
+    @property
+    def text(self) -> str:
+        return "".join(piece.text for piece in self.update.pieces)
+
 
 class Job:
     """Submissions of one request; leaving its context aborts what is unfinished. Read `updates` once, or `finish`."""

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from itertools import chain
 from typing import Any, final
 
 from draftree.options import RequestOptions
@@ -20,7 +21,7 @@ from draftree.sampling.grammar.ebnf import literal
 from draftree.serve.logprobs import TokenTexts
 from draftree.serve.pool import ServedModel
 from draftree.serve.schema import note
-from draftree.serve.tools.parser import CallDelta, CallParser, Delta, Markers, ReasoningDelta, TextDelta, merged
+from draftree.serve.tools.parser import CallParser, Delta, Markers, merged
 
 SPACE = " \t\r\n"
 TAIL_TOKENS = 64
@@ -135,7 +136,7 @@ class TagSplitter(Splitter):
         if self._stage is Stage.INSIDE:
             found += self._reasoning()
         if self._stage is Stage.AFTER and self._buffer:
-            found.append(TextDelta(self._buffer))
+            found.append(Delta("text", self._buffer))
             self._buffer, self._skips_space = "", False
         return found
 
@@ -161,14 +162,12 @@ class TagSplitter(Splitter):
         else:
             self._buffer = self._buffer[end.end() :].lstrip(SPACE)
             self._stage, self._skips_space = Stage.AFTER, True
-        return [ReasoningDelta(text)] if text else []
+        return [Delta("reasoning", text)] if text else []
 
     def finish(self) -> list[Delta]:
-        rest, self._buffer = self._buffer, ""
-        if self._stage is Stage.INSIDE:
-            rest = rest.rstrip(SPACE)
-            return [ReasoningDelta(rest)] if rest else []
-        return [TextDelta(rest)] if rest else []
+        rest = self._buffer.rstrip(SPACE) if self.is_inside else self._buffer
+        self._buffer = ""
+        return [Delta("reasoning" if self.is_inside else "text", rest)] if rest else []
 
 
 @final
@@ -238,7 +237,12 @@ class HarmonySplitter(Splitter):
             self._buffer = self._buffer[known if marker is None else marker.end() :]
             if marker is None:
                 return found
-            found += self._mark(marker[0])
+            if marker[0] == "<|message|>" and self._header is not None:
+                found += self._open(self._header)
+            elif marker[0] in ("<|channel|>", "<|constrain|>"):
+                self._header = (self._header or "") + marker[0]
+            else:
+                self._header = ""
 
     def _read(self, text: str) -> list[Delta]:
         if self._header is not None:
@@ -247,17 +251,8 @@ class HarmonySplitter(Splitter):
         if not text:
             return []
         if self._is_call:
-            return [CallDelta(self._num_calls - 1, text)]
-        return [ReasoningDelta(text) if self.is_inside else TextDelta(text)]
-
-    def _mark(self, marker: str) -> list[Delta]:
-        if marker == "<|message|>" and self._header is not None:
-            return self._open(self._header)
-        if marker in ("<|channel|>", "<|constrain|>"):
-            self._header = (self._header or "") + marker
-        else:
-            self._header = ""
-        return []
+            return [Delta("call", text, self._num_calls - 1)]
+        return [Delta("reasoning" if self.is_inside else "text", text)]
 
     def _open(self, header: str) -> list[Delta]:
         channel = CHANNEL.search(header)
@@ -268,12 +263,12 @@ class HarmonySplitter(Splitter):
         if recipient is None or not self._is_call:
             return []
         self._num_calls += 1
-        return [CallDelta(self._num_calls - 1, id=f"call_{uuid.uuid4().hex[:24]}", name=recipient[1])]
+        return [Delta("call", index=self._num_calls - 1, id=f"call_{uuid.uuid4().hex[:24]}", name=recipient[1])]
 
     def finish(self) -> list[Delta]:
         found = self._read(self._buffer)
         if self._header and not self._channel:
-            found.append(TextDelta(self._header))
+            found.append(Delta("text", self._header))
         self._buffer, self._header = "", ""
         return found
 
@@ -304,7 +299,7 @@ UNREAD = "is ignored: the model's chat template reads no such variable"
 
 
 def reasoning_variables(
-    model: ServedModel, *, effort: str | None, is_enabled: bool | None, effort_name: str, switch_name: str
+    model: ServedModel, *, effort: str | None, is_enabled: bool | None, names: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return the template variables that set the reasoning of an answer; the effort "none" asks for none.
 
@@ -319,12 +314,12 @@ def reasoning_variables(
         elif switch is not None:
             found[switch] = effort != "none"
         elif effort != "none":
-            note(effort_name, UNREAD)
+            note(names.get("reasoning_effort", "reasoning_effort"), UNREAD)
     if is_enabled is not None:
         if switch is not None:
             found[switch] = is_enabled
         elif is_enabled or reasoning_format(model.chat_template) is not None:
-            note(switch_name, UNREAD)
+            note(names.get("enable_thinking", "enable_thinking"), UNREAD)
     return found
 
 
@@ -389,7 +384,7 @@ class AnswerStart:
         for token in ids:
             if self._splitter is None:
                 break
-            if any(isinstance(delta, TextDelta) for delta in self._splitter.push(self._texts.text_of(token))):
+            if any(delta.kind == "text" for delta in self._splitter.push(self._texts.text_of(token))):
                 self._splitter = None
                 break
             count += 1
@@ -404,35 +399,29 @@ class AnswerParser:
         self, splitter: Splitter | None, calls: CallParser, check: Callable[[str, str], None] | None = None
     ) -> None:
         self._splitter, self._calls, self._check = splitter, calls, check
-        self._num_calls = 0
-        self._written: list[CallDelta] = []
-
-    @property
-    def num_calls(self) -> int:
-        return self._num_calls
+        self.num_calls = 0
+        self._written: list[Delta] = []
 
     def push(self, text: str) -> list[Delta]:
-        deltas = self._calls.push(text) if self._splitter is None else self._without_calls(self._splitter.push(text))
-        return self._counted(deltas)
+        deltas = [Delta("text", text)] if self._splitter is None else self._splitter.push(text)
+        return self._counted(self._without_calls(deltas))
 
     def finish(self) -> list[Delta]:
         deltas = [] if self._splitter is None else self._without_calls(self._splitter.finish())
-        found = self._counted([*deltas, *self._calls.finish()])
+        deltas = self._counted([*deltas, *self._calls.finish()])
         if self._check is not None:
-            for number in range(self._num_calls):
+            for number in range(self.num_calls):
                 parts = [delta for delta in self._written if delta.index == number]
-                self._check(parts[0].name or "", "".join(delta.arguments for delta in parts))
-        return found
+                self._check(parts[0].name or "", "".join(delta.text for delta in parts))
+        return deltas
 
-    def _without_calls(self, deltas: Sequence[Delta]) -> list[Delta]:
-        found: list[Delta] = []
-        for delta in deltas:
-            found += self._calls.push(delta.text) if isinstance(delta, TextDelta) else [delta]
-        return found
+    def _without_calls(self, deltas: Iterable[Delta]) -> list[Delta]:
+        parts = (self._calls.push(delta.text) if delta.kind == "text" else [delta] for delta in deltas)
+        return list(chain.from_iterable(parts))
 
     def _counted(self, deltas: Sequence[Delta]) -> list[Delta]:
-        calls = [delta for delta in deltas if isinstance(delta, CallDelta)]
-        self._num_calls += sum(delta.name is not None for delta in calls)
+        calls = [delta for delta in deltas if delta.kind == "call"]
+        self.num_calls += sum(delta.name is not None for delta in calls)
         if self._check is not None:
             self._written += calls
         return merged(deltas)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Mapping
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, final
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
-from draftree.serve.api.chat import AnswerUpdate, Chat, encoded_chat, running_chat
+from draftree.serve.api.chat import AnswerUpdate, BlockWriter, Chat, encoded_chat, running_chat
 from draftree.serve.errors import ApiError, JsonResponse, invalid, shaped_route
 from draftree.serve.render import usage_json
 from draftree.serve.request import GENERATED, documented_errors
 from draftree.serve.schema import Body, ChatBody, Effect, Items, ignored, note, refused, validated
 from draftree.serve.streams import EventStream, event, respond
-from draftree.serve.tools.parser import CallDelta, Delta, ReasoningDelta, TextDelta, call_arguments
+from draftree.serve.tools.parser import Delta, Kind, call_arguments
 
 _CACHED = ignored("prefixes are cached without it")
 _TEXT_ONLY = "only text is supported"
@@ -181,7 +182,8 @@ NAMES = {
     "reasoning_effort": "output_config.effort",
     "enable_thinking": "thinking",
 }
-STOP_REASONS = {"length": "max_tokens", "stop": "end_turn"}
+STOP_REASONS = {"length": "max_tokens", "stop": "end_turn", "tool_calls": "tool_use"}
+EMPTY_THINKING = {"type": "thinking", "thinking": "", "signature": ""}
 
 
 class ErrorDetail(BaseModel):
@@ -227,20 +229,23 @@ async def count_tokens(body: PromptBody, request: Request) -> Response:
     return JsonResponse({"input_tokens": len(await encoded_chat(_chat_body(body), request))})
 
 
+running_message = partial(running_chat, prefix="msg", names=NAMES, clips_tokens=True)
+
+
 async def _object(body: ChatBody, request: Request) -> Response:
-    async with running_chat(body, request, prefix="msg", names=NAMES, clips_tokens=True) as chat:
+    async with running_message(body, request) as chat:
         writer = MessageWriter(chat)
         async for part in chat.updates():
-            writer.read(part)
+            writer.push(part)
         return JsonResponse(writer.message)
 
 
 async def _events(body: ChatBody, request: Request) -> AsyncGenerator[bytes, None]:
-    async with running_chat(body, request, prefix="msg", names=NAMES, clips_tokens=True) as chat:
+    async with running_message(body, request) as chat:
         writer = MessageWriter(chat)
         yield event({"type": "message_start", "message": writer.message}, "message_start")
         async for part in chat.updates():
-            if data := b"".join(event(each, each["type"]) for each in writer.read(part)):
+            if data := b"".join(event(each, each["type"]) for each in writer.push(part)):
                 yield data
 
 
@@ -284,17 +289,18 @@ def _user(message: Message, place: str) -> Iterable[dict[str, Any]]:
     """Yield results of tools as messages of their own, and the texts between them."""
     texts: list[TextBlock] = []
     for number, block in enumerate(message.content):
-        if isinstance(block, TextBlock):
-            texts.append(block)
-        elif isinstance(block, ToolResultBlock):
-            if texts:
-                yield {"role": message.role, "content": _text(texts)}
-                texts = []
-            if block.is_error:
-                note(f"{place}[{number}].is_error", "is ignored: 'content' says it")
-            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _text(block.content or "")}
-        else:
-            raise _misplaced(block, f"{place}[{number}]")
+        match block:
+            case TextBlock():
+                texts.append(block)
+            case ToolResultBlock():
+                if texts:
+                    yield {"role": message.role, "content": _text(texts)}
+                    texts = []
+                if block.is_error:
+                    note(f"{place}[{number}].is_error", "is ignored: 'content' says it")
+                yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _text(block.content or "")}
+            case _:
+                raise _misplaced(block, f"{place}[{number}]")
     if texts or not message.content:
         yield {"role": message.role, "content": _text(texts)}
 
@@ -304,21 +310,22 @@ def _assistant(blocks: list[AnyBlock], place: str) -> dict[str, Any]:
     reasoning: list[str] = []
     calls: list[dict[str, Any]] = []
     for number, block in enumerate(blocks):
-        if isinstance(block, TextBlock):
-            texts.append(block)
-        elif isinstance(block, ThinkingBlock):
-            reasoning.append(block.thinking)
-        elif isinstance(block, ToolUseBlock):
-            function = {"name": block.name, "arguments": block.input}
-            calls.append({"id": block.id, "type": "function", "function": function})
-        elif isinstance(block, RedactedBlock):
-            note(f"{place}[{number}]", "is ignored: this server cannot read it")
-        else:
-            raise _misplaced(block, f"{place}[{number}]")
-    found: dict[str, Any] = {"role": "assistant", "content": _text(texts)}
+        match block:
+            case TextBlock():
+                texts.append(block)
+            case ThinkingBlock():
+                reasoning.append(block.thinking)
+            case ToolUseBlock():
+                function = {"name": block.name, "arguments": block.input}
+                calls.append({"id": block.id, "type": "function", "function": function})
+            case RedactedBlock():
+                note(f"{place}[{number}]", "is ignored: this server cannot read it")
+            case _:
+                raise _misplaced(block, f"{place}[{number}]")
+    message: dict[str, Any] = {"role": "assistant", "content": _text(texts)}
     if calls:
-        found |= {"content": _text(texts) or None, "tool_calls": calls}
-    return {**found, "reasoning_content": "\n".join(reasoning)} if reasoning else found
+        message |= {"content": message["content"] or None, "tool_calls": calls}
+    return {**message, "reasoning_content": "\n".join(reasoning)} if reasoning else message
 
 
 def _misplaced(block: Any, place: str) -> ApiError:
@@ -344,14 +351,14 @@ def _choice(choice: ToolChoice) -> dict[str, Any]:
 
 
 @final
-class MessageWriter:
-    """The message of one answer, and the events that describe its changes. Mutated by `read`."""
+class MessageWriter(BlockWriter):
+    """The message of one answer, and the events that describe its changes. Mutated by `push`."""
 
     def __init__(self, chat: Chat) -> None:
+        super().__init__()
         self._chat = chat
         self._blocks: list[dict[str, Any]] = []
         self._arguments = ""
-        self._is_open = False
         self.message: dict[str, Any] = {
             "id": chat.head.id,
             "type": "message",
@@ -363,73 +370,46 @@ class MessageWriter:
             "usage": self._usage(),
         }
 
-    def read(self, part: AnswerUpdate) -> list[dict[str, Any]]:
-        events = [one for delta in part.deltas for one in self._delta(delta)]
-        if part.update.is_last:
-            events += self._finish(part)
+    def push(self, part: AnswerUpdate) -> list[dict[str, Any]]:
+        events = [each for delta in part.deltas for each in self.read(delta)]
+        if part.finish_reason is not None:
+            stop = part.update.sequence.stop_reason
+            reason = STOP_REASONS[part.finish_reason]
+            if isinstance(stop, str) and reason != "tool_use":
+                reason = "stop_sequence"
+            end = {"stop_reason": reason, "stop_sequence": stop if isinstance(stop, str) else None}
+            events += self.end()
+            self.message |= {**end, "usage": self._usage()}
+            events.append({"type": "message_delta", "delta": end, "usage": self.message["usage"]})
+            events.append({"type": "message_stop"})
         return events
 
-    def _delta(self, delta: Delta) -> list[dict[str, Any]]:
-        if isinstance(delta, TextDelta):
-            return self._grow("text", "text", "text_delta", delta.text)
-        if isinstance(delta, ReasoningDelta):
-            return self._grow("thinking", "thinking", "thinking_delta", delta.text)
-        return self._call(delta)
+    def _begin(self, delta: Delta) -> list[dict[str, Any]]:
+        block: dict[str, Any]
+        if delta.kind == "call":
+            block = {"type": "tool_use", "id": delta.id, "name": delta.name, "input": {}}
+        else:
+            block = {"type": "text", "text": ""} if delta.kind == "text" else EMPTY_THINKING.copy()
+        self._blocks.append(block)
+        return [{"type": "content_block_start", "index": len(self._blocks) - 1, "content_block": dict(block)}]
 
-    def _grow(self, kind: str, key: str, delta: str, text: str) -> list[dict[str, Any]]:
-        events: list[dict[str, Any]] = []
-        if not (self._is_open and self._blocks[-1]["type"] == kind):
-            events = self._open({"type": kind, key: "", **({"signature": ""} if kind == "thinking" else {})})
-        self._blocks[-1][key] += text
-        return [*events, self._changed({"type": delta, key: text})]
-
-    def _call(self, delta: CallDelta) -> list[dict[str, Any]]:
-        events: list[dict[str, Any]] = []
-        if delta.name is not None:
-            events = self._open({"type": "tool_use", "id": delta.id, "name": delta.name, "input": {}})
-        if delta.arguments:
-            self._arguments += delta.arguments
-            events.append(self._changed({"type": "input_json_delta", "partial_json": delta.arguments}))
-        return events
+    def _grow(self, delta: Delta) -> list[dict[str, Any]]:
+        if delta.kind == "call":
+            self._arguments += delta.text
+            return [self._changed({"type": "input_json_delta", "partial_json": delta.text})] if delta.text else []
+        key = self._blocks[-1]["type"]
+        self._blocks[-1][key] += delta.text
+        return [self._changed({"type": f"{key}_delta", key: delta.text})]
 
     def _changed(self, delta: dict[str, Any]) -> dict[str, Any]:
         return {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": delta}
 
-    def _open(self, block: dict[str, Any]) -> list[dict[str, Any]]:
-        events = self._close()
-        self._blocks.append(block)
-        self._is_open = True
-        return [*events, {"type": "content_block_start", "index": len(self._blocks) - 1, "content_block": dict(block)}]
-
-    def _close(self) -> list[dict[str, Any]]:
-        if not self._is_open:
-            return []
-        self._is_open = False
-        events = []
-        block = self._blocks[-1]
-        if block["type"] == "thinking":
-            events.append(self._changed({"type": "signature_delta", "signature": ""}))
-        if block["type"] == "tool_use":
-            block["input"] = call_arguments(self._arguments)
+    def _end(self, kind: Kind, status: str) -> list[dict[str, Any]]:
+        if kind == "call":
+            self._blocks[-1]["input"] = call_arguments(self._arguments)
             self._arguments = ""
-        return [*events, {"type": "content_block_stop", "index": len(self._blocks) - 1}]
-
-    def _finish(self, part: AnswerUpdate) -> list[dict[str, Any]]:
-        events = self._close()
-        sequence = part.update.sequence
-        reason = STOP_REASONS[str(sequence.finish_reason)]
-        is_string = isinstance(sequence.stop_reason, str)
-        if reason == "end_turn" and any(block["type"] == "tool_use" for block in self._blocks):
-            reason = "tool_use"
-        elif is_string:
-            reason = "stop_sequence"
-        end = {"stop_reason": reason, "stop_sequence": sequence.stop_reason if is_string else None}
-        self.message |= {**end, "usage": self._usage()}
-        return [
-            *events,
-            {"type": "message_delta", "delta": end, "usage": self.message["usage"]},
-            {"type": "message_stop"},
-        ]
+        signature = [self._changed({"type": "signature_delta", "signature": ""})] if kind == "reasoning" else []
+        return [*signature, {"type": "content_block_stop", "index": len(self._blocks) - 1}]
 
     def _usage(self) -> dict[str, int]:
         usage = usage_json(self._chat.job)

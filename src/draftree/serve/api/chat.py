@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +14,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic_core import from_json
 
 from draftree.core.errors import InvalidRequestError
-from draftree.engine.sequence import TokenLogprob, Update
+from draftree.engine.sequence import TokenLogprob
 from draftree.outputs import Completion
 from draftree.serve.api.beams import chat_request, searched
 from draftree.serve.errors import NO_NAMES, JsonResponse, invalid, named_error
@@ -32,10 +33,10 @@ from draftree.serve.request import (
     running_job,
     server_of,
 )
-from draftree.serve.schema import ChatBody, Message, TokenizeBody, note
+from draftree.serve.schema import ChatBody, Message, note
 from draftree.serve.streams import ChunkEncoder, EventStream, respond
 from draftree.serve.tools.families import family_of
-from draftree.serve.tools.parser import CallDelta, Delta, ReasoningDelta, TextDelta
+from draftree.serve.tools.parser import Delta, Kind, joined
 from draftree.serve.tools.plan import ToolPlan
 from draftree.text.chat.templates import reads_key
 from draftree.text.tokenizer import Tokenizer
@@ -49,7 +50,7 @@ def template_messages(messages: Sequence[Message], template: str) -> list[dict[s
     return [_message(message, template, place=f"messages[{place}]") for place, message in enumerate(messages)]
 
 
-def adds_prompt(body: ChatBody | TokenizeBody) -> bool:
+def _adds_prompt(body: ChatBody) -> bool:
     """Return whether the header of the assistant's answer follows the messages."""
     if not body.continue_final_message:
         return body.add_generation_prompt is not False
@@ -126,70 +127,135 @@ def _other_fields(message: Message, template: str, place: str) -> dict[str, Any]
     return kept
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerUpdate(ChoiceUpdate):
+    """An update of one answer; `finish_reason` is set in the last one."""
+
+    job: Job
+    deltas: Sequence[Delta]
+    finish_reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    job: Job
+    head: Head
+    plan: ToolPlan
+    shows_reasoning: bool
+
+    async def updates(self) -> AsyncIterator[AnswerUpdate]:
+        parsers: dict[int, AnswerParser] = {}
+        async for choice in self.job.updates():
+            index, update = choice.index, choice.update
+            if index not in parsers:
+                parsers[index] = self.plan.parser(self.job.reasoning)
+            deltas, reason = parsers[index].push(choice.text), None
+            if update.is_last:
+                deltas += parsers[index].finish()
+                reason = _reason(str(update.sequence.finish_reason), parsers[index])
+            yield AnswerUpdate(index, update, self.job, self.shown(deltas), reason)
+
+    def parsed(self, done: Completion) -> tuple[list[Delta], str]:
+        """Return the parts and the finish reason of a whole answer."""
+        parser = self.plan.parser(self.job.reasoning)
+        deltas = self.shown([*parser.push(done.text), *parser.finish()])
+        return deltas, _reason(done.finish_reason, parser)
+
+    def shown(self, deltas: list[Delta]) -> list[Delta]:
+        return deltas if self.shows_reasoning else [delta for delta in deltas if delta.kind != "reasoning"]
+
+
+def _reason(reason: str, parser: AnswerParser) -> str:
+    return "tool_calls" if parser.num_calls and reason == "stop" else reason
+
+
+class BlockWriter(ABC):
+    """Writer of an answer as blocks of text, reasoning and calls: each ends before the next one begins."""
+
+    def __init__(self) -> None:
+        self._kind: Kind | None = None
+
+    def read(self, delta: Delta) -> list[dict[str, Any]]:
+        """Return the events of a delta."""
+        is_new = delta.name is not None or delta.kind != self._kind
+        return [*(self.begin(delta) if is_new else ()), *self._grow(delta)]
+
+    def begin(self, delta: Delta) -> list[dict[str, Any]]:
+        """End the open block, and begin that of a delta."""
+        events = self.end()
+        self._kind = delta.kind
+        return [*events, *self._begin(delta)]
+
+    def end(self, status: str = "completed") -> list[dict[str, Any]]:
+        kind, self._kind = self._kind, None
+        return [] if kind is None else self._end(kind, status)
+
+    @abstractmethod
+    def _begin(self, delta: Delta) -> list[dict[str, Any]]:
+        """Add a block, still empty."""
+
+    @abstractmethod
+    def _grow(self, delta: Delta) -> list[dict[str, Any]]:
+        """Append to the last block."""
+
+    @abstractmethod
+    def _end(self, kind: Kind, status: str) -> list[dict[str, Any]]:
+        """Complete the last block."""
+
+
 @final
 class ChatWriter:
-    def __init__(self, job: Job, body: ChatBody, head: Head, plan: ToolPlan) -> None:
-        self._job, self._body, self._head, self._plan = job, body, head, plan
-        self._report = Report(job, body)
+    def __init__(self, chat: Chat, body: ChatBody) -> None:
+        self._chat, self._job, self._body = chat, chat.job, body
+        self._report = Report(chat.job, body)
         self._num_sent = 0
-        self._parsers: dict[int, AnswerParser] = {}
         self._starts: dict[int, AnswerStart] = {}
         self._held: dict[int, Sequence[TokenLogprob]] = {}
         """Log-probabilities of tokens whose text is not certain yet."""
 
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
         body, texts = self._body, self._job.served.texts
-        found = self._fields("chat.completion")
-        found["choices"] = [self._choice(index, done) for index, done in enumerate(completions)]
-        found |= closing_fields(self._job)
+        answer = self._fields("chat.completion")
+        answer["choices"] = [self._choice(index, done) for index, done in enumerate(completions)]
+        answer |= closing_fields(self._job)
         if body.prompt_logprobs is not None:
-            found["prompt_logprobs"] = prompt_logprobs_json(completions[0].prompt_logprobs or (), texts)
+            answer["prompt_logprobs"] = prompt_logprobs_json(completions[0].prompt_logprobs or (), texts)
         if body.return_token_ids:
-            found["prompt_token_ids"] = list(self._job.submissions[0].prompt_ids)
-        return found
+            answer["prompt_token_ids"] = list(self._job.submissions[0].prompt_ids)
+        return answer
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         encoder = ChunkEncoder(self._fields("chat.completion.chunk"))
-        async for found in self._job.updates():
-            data = b""
-            if found.index not in self._parsers:
-                reasoning = self._job.reasoning
-                self._parsers[found.index] = self._plan.parser(reasoning)
-                self._starts[found.index] = AnswerStart(reasoning, self._job.served.texts)
-                data = encoder.event(self._first_chunk(found.index))
-            self._num_sent += len(found.update.token_ids)
-            data += b"".join(encoder.event(chunk) for chunk in self._chunks(found))
-            if data:
-                yield data
+        async for part in self._chat.updates():
+            chunks = []
+            if part.index not in self._starts:
+                self._starts[part.index] = AnswerStart(self._job.reasoning, self._job.served.texts)
+                chunks.append(self._first_chunk(part.index))
+            self._num_sent += len(part.update.token_ids)
+            chunks += self._chunks(part)
+            if chunks:
+                yield b"".join(map(encoder.event, chunks))
         last = last_chunk(self._job, self._body)
         if last is not None:
             yield encoder.event(last)
 
     def _fields(self, kind: str) -> dict[str, Any]:
-        fields = self._head.fields(kind)
+        fields = self._chat.head.fields(kind)
         return fields if self._body.service_tier is None else {**fields, "service_tier": "default"}
 
     def _choice(self, index: int, done: Completion) -> dict[str, Any]:
-        logprobs = None
-        if self._body.logprobs:
-            logprobs = {"content": chat_logprobs(done.logprobs or (), self._job.served.texts), "refusal": None}
-        parser = self._plan.parser(self._job.reasoning)
-        deltas = self._shown([*parser.push(done.text), *parser.finish()])
+        deltas, reason = self._chat.parsed(done)
         choice = {
             "index": index,
             "message": _answer_message(deltas),
-            "logprobs": logprobs,
-            "finish_reason": _reason(done.finish_reason, parser),
+            "logprobs": self._logprobs(done.logprobs or ()) if self._body.logprobs else None,
+            "finish_reason": reason,
             "stop_reason": done.stop_reason,
         }
-        if self._body.return_token_ids:
-            choice["token_ids"] = list(done.token_ids)
-        return choice
+        return {**choice, "token_ids": list(done.token_ids)} if self._body.return_token_ids else choice
 
-    def _shown(self, deltas: list[Delta]) -> list[Delta]:
-        if self._body.include_reasoning is not False:
-            return deltas
-        return [delta for delta in deltas if not isinstance(delta, ReasoningDelta)]
+    def _logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+        return {"content": chat_logprobs(entries, self._job.served.texts), "refusal": None}
 
     def _first_chunk(self, index: int) -> dict[str, Any]:
         delta = {"role": "assistant", "content": ""}
@@ -199,29 +265,24 @@ class ChatWriter:
             chunk["prompt_token_ids"] = list(self._job.submissions[0].prompt_ids)
         return chunk
 
-    def _chunks(self, found: ChoiceUpdate) -> list[dict[str, Any]]:
+    def _chunks(self, part: AnswerUpdate) -> list[dict[str, Any]]:
         """Return the chunks of an update, of one delta each: many clients read only the first call of a chunk."""
-        body, update = self._body, found.update
-        report = self._report.part(found)
-        parser = self._parsers[found.index]
-        deltas = parser.push("".join(piece.text for piece in update.pieces))
-        if update.is_last:
-            deltas += parser.finish()
-        deltas = self._shown(deltas)
+        body, update, deltas = self._body, part.update, part.deltas
+        report = self._report.part(part)
         groups: list[list[Delta]] = [[delta] for delta in deltas]
         logprobs: dict[int, Sequence[TokenLogprob]] = {}
         if body.logprobs:
             # clients take the tokens of a chunk for its content: those of reasoning come before, others with their text
-            num_before = self._starts[found.index].push(entry.token_id for entry in update.logprobs)
-            answer = [*self._held.pop(found.index, ()), *update.logprobs[num_before:]]
-            place = sum(isinstance(delta, ReasoningDelta) for delta in deltas)
+            num_before = self._starts[part.index].push(entry.token_id for entry in update.logprobs)
+            answer = [*self._held.pop(part.index, ()), *update.logprobs[num_before:]]
+            place = sum(delta.kind == "reasoning" for delta in deltas)
             if num_before and not place:
                 groups.insert(0, [])
                 place = 1
             if place == len(groups) and update.is_last:
                 groups.append([])
             if place == len(groups):
-                self._held[found.index] = answer
+                self._held[part.index] = answer
             else:
                 logprobs[place] = answer
             if num_before:
@@ -229,19 +290,16 @@ class ChatWriter:
         if not (groups or update.is_last or report or body.return_token_ids):
             return []
         choices: list[dict[str, Any]] = [
-            {"index": found.index, "delta": _delta(group), "logprobs": None, "finish_reason": None}
+            {"index": part.index, "delta": _delta(group), "logprobs": None, "finish_reason": None}
             for group in groups or [[]]
         ]
         for place, entries in logprobs.items():
             if entries:
-                content = chat_logprobs(entries, self._job.served.texts)
-                choices[place]["logprobs"] = {"content": content, "refusal": None}
-        first, last = choices[0], choices[-1]
+                choices[place]["logprobs"] = self._logprobs(entries)
         if body.return_token_ids:
-            first["token_ids"] = list(update.token_ids)
+            choices[0]["token_ids"] = list(update.token_ids)
         if update.is_last:
-            last["finish_reason"] = _reason(str(update.sequence.finish_reason), parser)
-            last["stop_reason"] = update.sequence.stop_reason
+            choices[-1] |= {"finish_reason": part.finish_reason, "stop_reason": update.sequence.stop_reason}
         usage = usage_so_far(self._job, body, self._num_sent)
         chunks = [{"choices": [choice], **usage} for choice in choices]
         if report:
@@ -249,42 +307,35 @@ class ChatWriter:
         return chunks
 
 
-def _reason(reason: str, parser: AnswerParser) -> str:
-    return "tool_calls" if parser.num_calls and reason == "stop" else reason
-
-
-def _answer_message(deltas: Iterable[Delta]) -> dict[str, Any]:
-    text = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
+def _answer_message(deltas: Sequence[Delta]) -> dict[str, Any]:
+    text, reasoning = joined(deltas, "text"), _reasoning(deltas)
     calls: list[dict[str, Any]] = []
-    for delta in deltas:
-        if isinstance(delta, CallDelta):
-            if delta.name is not None:
-                function = {"name": delta.name, "arguments": ""}
-                calls.append({"id": delta.id, "type": "function", "function": function})
-            calls[delta.index]["function"]["arguments"] += delta.arguments
-    reasoning = _reasoning(deltas)
+    for delta in (delta for delta in deltas if delta.kind == "call"):
+        if delta.name is not None:
+            calls.append({"id": delta.id, "type": "function", "function": {"name": delta.name, "arguments": ""}})
+        calls[delta.index]["function"]["arguments"] += delta.text
     message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, **reasoning}
     if calls or (reasoning and not text):
         message["content"] = text or None
     return {**message, "tool_calls": calls} if calls else message
 
 
-def _delta(deltas: Iterable[Delta]) -> dict[str, Any]:
-    text = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
-    calls = [_call(delta) for delta in deltas if isinstance(delta, CallDelta)]
+def _delta(deltas: Sequence[Delta]) -> dict[str, Any]:
+    text = joined(deltas, "text")
+    calls = [_call(delta) for delta in deltas if delta.kind == "call"]
     return {**_reasoning(deltas), **({"content": text} if text else {}), **({"tool_calls": calls} if calls else {})}
 
 
-def _reasoning(deltas: Iterable[Delta]) -> dict[str, str]:
+def _reasoning(deltas: Sequence[Delta]) -> dict[str, str]:
     """Return the reasoning under both names that clients read; empty if there is none."""
-    text = "".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta))
+    text = joined(deltas, "reasoning")
     return {"reasoning": text, "reasoning_content": text} if text else {}
 
 
-def _call(delta: CallDelta) -> dict[str, Any]:
+def _call(delta: Delta) -> dict[str, Any]:
     if delta.name is None:
-        return {"index": delta.index, "function": {"arguments": delta.arguments}}
-    function = {"name": delta.name, "arguments": delta.arguments}
+        return {"index": delta.index, "function": {"arguments": delta.text}}
+    function = {"name": delta.name, "arguments": delta.text}
     return {"index": delta.index, "id": delta.id, "type": "function", "function": function}
 
 
@@ -305,26 +356,24 @@ async def _object(body: ChatBody, request: Request) -> Response:
     async with running_chat(body, request) as chat:
         report = Report(chat.job, body)
         completions = await chat.job.finish(report.add)
-        writer = ChatWriter(chat.job, body, chat.head, chat.plan)
-        return JsonResponse(writer.whole(completions) | report.fields(completions))
+        return JsonResponse(ChatWriter(chat, body).whole(completions) | report.fields(completions))
 
 
 async def _events(body: ChatBody, request: Request) -> AsyncGenerator[bytes, None]:
     async with running_chat(body, request) as chat:
         yield b""
-        async for data in ChatWriter(chat.job, body, chat.head, chat.plan).events():
+        async for data in ChatWriter(chat, body).events():
             yield data
 
 
 async def _beams(body: ChatBody, request: Request) -> Response:
     model = chat_model_of(request, body.model)
-    asked = chat_request(body, server_of(request).settings)
     head = Head.of("chatcmpl", body, model)
     found = await searched(
         request,
         model,
         prompts=[template_messages(body.messages, model.chat_template)],
-        asked=asked,
+        asked=chat_request(body, server_of(request).settings),
         priority=body.priority or 0,
         response_id=head.id,
         decoder=body.decoder,
@@ -339,45 +388,14 @@ def _encoder(
     tools: Sequence[Mapping[str, Any]] | None = None,
     names: Mapping[str, str] = NO_NAMES,
 ) -> Encode:
-    variables = reasoning_variables(
-        model,
-        effort=body.reasoning_effort,
-        is_enabled=body.enable_thinking,
-        effort_name=names.get("reasoning_effort", "reasoning_effort"),
-        switch_name=names.get("enable_thinking", "enable_thinking"),
-    )
+    variables = reasoning_variables(model, effort=body.reasoning_effort, is_enabled=body.enable_thinking, names=names)
     return partial(
         model.llm.prompts.encode_chat,
         tools=tools,
         template_kwargs={**variables, **template_variables(body.chat_template_kwargs, model.tokenizer)},
-        add_generation_prompt=adds_prompt(body),
+        add_generation_prompt=_adds_prompt(body),
         continue_final_message=bool(body.continue_final_message),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerUpdate:
-    job: Job
-    deltas: Sequence[Delta]
-    update: Update
-
-
-@dataclass(frozen=True, slots=True)
-class Chat:
-    job: Job
-    head: Head
-    plan: ToolPlan
-    shows_reasoning: bool
-
-    async def updates(self) -> AsyncIterator[AnswerUpdate]:
-        parser = self.plan.parser(self.job.reasoning)
-        async for found in self.job.updates():
-            deltas = parser.push("".join(piece.text for piece in found.update.pieces))
-            if found.update.is_last:
-                deltas += parser.finish()
-            if not self.shows_reasoning:
-                deltas = [delta for delta in deltas if not isinstance(delta, ReasoningDelta)]
-            yield AnswerUpdate(self.job, deltas, found.update)
 
 
 @asynccontextmanager
@@ -400,29 +418,27 @@ async def running_chat(
     renamed = {**names, **{param: names.get(field, field) for param, field in renamed.items()}}
     await note_unenforced(options, renamed, is_strict=body.has_strict_schema)
     plan = await _plan(body, model, answer=options.json_schema)
-    encode = _encoder(body, model, plan.tools, names)
-    messages = plan.messages(template_messages(body.messages, model.chat_template), model.chat_template)
     async with running_job(
         request,
         model,
-        prompts=[messages],
+        prompts=[plan.messages(template_messages(body.messages, model.chat_template), model.chat_template)],
         options=plan.sampling(options),
         names=renamed if plan.grammar is None else {**renamed, "grammar": "tools"},
-        encode=encode,
+        encode=_encoder(body, model, plan.tools, names),
         is_chat=True,
         clips_tokens=clips_tokens,
     ) as job:
         yield Chat(job, head, plan, body.include_reasoning is not False)
 
 
-async def encoded_chat(body: ChatBody, request: Request) -> Sequence[int]:
+async def encoded_chat(body: ChatBody, request: Request, *, names: Mapping[str, str] = NO_NAMES) -> Sequence[int]:
     model = chat_model_of(request, body.model)
     plan = await _plan(body, model)
     messages = plan.messages(template_messages(body.messages, model.chat_template), model.chat_template)
     try:
-        return await _encoder(body, model, plan.tools)(messages)
+        return await _encoder(body, model, plan.tools, names)(messages)
     except InvalidRequestError as error:
-        raise named_error(error, {"template_kwargs": "chat_template_kwargs"}) from error
+        raise named_error(error, {"template_kwargs": "chat_template_kwargs", **names}) from error
 
 
 async def _plan(body: ChatBody, model: ServedModel, *, answer: object = None) -> ToolPlan:

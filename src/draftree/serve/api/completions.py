@@ -90,7 +90,7 @@ class CompletionWriter:
         is_first = index not in self._begun
         self._begun.add(index)
         report = self._report.part(found)
-        text = "" if drops else "".join(piece.text for piece in update.pieces)
+        text = "" if drops else found.text
         if is_first:
             text = self._echo(index) + text
         if not (text or update.is_last or report or body.logprobs is not None or body.return_token_ids):

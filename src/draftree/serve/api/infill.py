@@ -82,7 +82,7 @@ async def _events(body: InfillBody, request: Request) -> AsyncGenerator[bytes, N
 
 def _chunk(job: Job, found: ChoiceUpdate) -> dict[str, Any]:
     update = found.update
-    chunk = {"index": 0, "content": "".join(piece.text for piece in update.pieces), "stop": False}
+    chunk = {"index": 0, "content": found.text, "stop": False}
     if not update.is_last:
         return chunk
     return {**chunk, **_end(job, str(update.sequence.finish_reason), update.sequence.stop_reason)}

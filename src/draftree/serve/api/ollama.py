@@ -33,7 +33,7 @@ from draftree.serve.schema import (
 )
 from draftree.serve.streams import LineStream, respond
 from draftree.serve.tools.families import family_of
-from draftree.serve.tools.parser import CallDelta, Delta, ReasoningDelta, TextDelta, call_arguments
+from draftree.serve.tools.parser import Delta, call_arguments, joined, merged
 from draftree.text.fill_in import can_fill
 
 _LOADED = ignored("models stay loaded, as the server was started")
@@ -294,9 +294,8 @@ async def _chatting(body: ChatBody, request: Request) -> AsyncGenerator[AnswerUp
 
 async def _continuing(body: CompletionBody, request: Request) -> AsyncGenerator[AnswerUpdate, None]:
     async with running_completion(body, request, names=NAMES, clips_tokens=True) as (job, _):
-        async for found in job.updates():
-            text = "".join(piece.text for piece in found.update.pieces)
-            yield AnswerUpdate(job, [TextDelta(text)], found.update)
+        async for choice in job.updates():
+            yield AnswerUpdate(choice.index, choice.update, job, [Delta("text", choice.text)], None)
 
 
 Content = Callable[[str, str, list[dict[str, Any]]], dict[str, Any]]
@@ -322,56 +321,34 @@ async def _answer(
 
 
 async def _lines(parts: AsyncGenerator[AnswerUpdate, None], content: Content) -> AsyncGenerator[bytes, None]:
-    calls = _Calls()
+    pending: list[Delta] = []
     async with aclosing(parts):
         async for part in parts:
-            text = _texts(part.deltas, TextDelta)
-            thinking = _texts(part.deltas, ReasoningDelta)
-            done = calls.read(part)
-            if text or thinking or done or part.update.is_last:
-                yield _encoded({**_head(part), **content(text, thinking, done), **_end(part)})
+            text, thinking = joined(part.deltas, "text"), joined(part.deltas, "reasoning")
+            pending += [delta for delta in part.deltas if delta.kind == "call"]
+            # a call is sent whole: when the next one begins, or at the end
+            begun = [place for place, delta in enumerate(pending) if delta.name is not None]
+            end = len(pending) if part.update.is_last or not begun else begun[-1]
+            calls, pending = _calls(pending[:end]), pending[end:]
+            if text or thinking or calls or part.update.is_last:
+                yield _encoded({**_head(part), **content(text, thinking, calls), **_end(part)})
 
 
 async def _object(parts: AsyncGenerator[AnswerUpdate, None], content: Content) -> Response:
-    calls = _Calls()
     deltas = list[Delta]()
-    done = list[dict[str, Any]]()
     logprobs = list[Any]()
     async with aclosing(parts):
         async for part in parts:
             deltas += part.deltas
-            done += calls.read(part)
             logprobs += _logprobs(part).get("logprobs", [])
             last = part
-    found = {**_head(last), **content(_texts(deltas, TextDelta), _texts(deltas, ReasoningDelta), done), **_end(last)}
-    return JsonResponse(found | ({"logprobs": logprobs} if logprobs else {}))
+    answer = content(joined(deltas, "text"), joined(deltas, "reasoning"), _calls(deltas))
+    return JsonResponse({**_head(last), **answer, **_end(last)} | ({"logprobs": logprobs} if logprobs else {}))
 
 
-def _texts(deltas: Iterable[Delta], kind: type[TextDelta] | type[ReasoningDelta]) -> str:
-    return "".join(delta.text for delta in deltas if isinstance(delta, kind))
-
-
-class _Calls:
-    """The calls of a text: each is returned whole. Mutated by `read`."""
-
-    def __init__(self) -> None:
-        self._name, self._arguments = "", ""
-
-    def read(self, part: AnswerUpdate) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        for delta in part.deltas:
-            if isinstance(delta, CallDelta):
-                if delta.name is not None:
-                    found += self._taken()
-                    self._name = delta.name
-                self._arguments += delta.arguments
-        return [*found, *(self._taken() if part.update.is_last else [])]
-
-    def _taken(self) -> list[dict[str, Any]]:
-        name = self._name
-        arguments = self._arguments
-        self._name = self._arguments = ""
-        return [{"function": {"name": name, "arguments": call_arguments(arguments)}}] if name else []
+def _calls(deltas: Iterable[Delta]) -> list[dict[str, Any]]:
+    calls = merged(delta for delta in deltas if delta.kind == "call")
+    return [{"function": {"name": call.name, "arguments": call_arguments(call.text)}} for call in calls]
 
 
 def _head(part: AnswerUpdate) -> dict[str, Any]:

@@ -4,38 +4,26 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, final
 
 from fastapi import APIRouter, Request, Response
 from pydantic import AfterValidator, Field
 
-from draftree.core.errors import InvalidRequestError, suggestion
-from draftree.options import RequestOptions
-from draftree.serve.errors import ApiError, JsonResponse, api_error, invalid, named_error
-from draftree.serve.job import ChoiceUpdate, Job
+from draftree.core.errors import suggestion
+from draftree.serve.api.chat import AnswerUpdate, BlockWriter, Chat, encoded_chat, running_chat
+from draftree.serve.errors import ApiError, JsonResponse, api_error, invalid
 from draftree.serve.logprobs import chat_logprobs
-from draftree.serve.pool import ServedModel
-from draftree.serve.reasoning import AnswerStart, reasoning_variables
-from draftree.serve.render import Head, Report, metrics_json, usage_json
-from draftree.serve.request import (
-    ERRORS,
-    GENERATED,
-    Checked,
-    Encode,
-    build_options,
-    chat_model_of,
-    note_unenforced,
-    running_job,
-    server_of,
-)
+from draftree.serve.reasoning import AnswerStart
+from draftree.serve.render import Report, metrics_json, usage_json
+from draftree.serve.request import ERRORS, GENERATED, server_of
 from draftree.serve.schema import (
     RESPONSES,
     SHARED,
     Body,
+    ChatBody,
     Effect,
     Items,
     SamplingBody,
@@ -43,10 +31,10 @@ from draftree.serve.schema import (
     ignored,
     note,
     refused,
+    validated,
 )
 from draftree.serve.streams import EventStream, event, respond
-from draftree.serve.tools.parser import CallDelta, ReasoningDelta, TextDelta
-from draftree.serve.tools.plan import ToolPlan
+from draftree.serve.tools.parser import Delta, Kind
 
 LOGPROBS = "message.output_text.logprobs"
 ECHOED = ("metadata", "prompt_cache_key", "safety_identifier", "user")
@@ -267,80 +255,66 @@ def chat_tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | Non
 Event = dict[str, Any]
 REPORT = "response.draftree"
 """Event with the pieces and rounds of an update; only if the request asks for them."""
-TEXT_PART = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-REASONING_PART = {"type": "reasoning_text", "text": ""}
 
 
 @final
-class ResponseWriter:
-    """Output items of one response, and the events that describe their changes. Mutated by `read` and `finish`."""
+class ResponseWriter(BlockWriter):
+    """Output items of one response, and the events that describe its changes. Mutated by `push` and `fail`."""
 
-    def __init__(self, body: ResponsesBody, head: Head, job: Job, *, plan: ToolPlan, id_end: str) -> None:
-        self._body, self._head, self._job, self._plan = body, head, job, plan
-        self._id_end = id_end
-        self._parser = plan.parser(job.reasoning)
-        self._start = AnswerStart(job.reasoning, job.served.texts)
-        self._report = Report(job, body)
+    def __init__(self, body: ResponsesBody, chat: Chat, *, suffix: str) -> None:
+        super().__init__()
+        self._body, self._chat, self._job, self._suffix = body, chat, chat.job, suffix
+        self._start = AnswerStart(chat.job.reasoning, chat.job.served.texts)
+        self._report = Report(chat.job, body)
         self._output: list[dict[str, Any]] = []
-        self._is_open = False
+        self._logprobs: list[Any] = []
+        """Log-probabilities of the next text."""
         self._num_events = 0
-        self._end: dict[str, Any] = {}
+        self._outcome: dict[str, Any] = {}
 
     def start(self) -> list[Event]:
         return [self._event(kind, response=self.response()) for kind in ("response.created", "response.in_progress")]
 
-    def read(self, found: ChoiceUpdate) -> list[Event]:
-        update = found.update
-        report = self._report.part(found)
+    def push(self, part: AnswerUpdate) -> list[Event]:
+        update, deltas = part.update, part.deltas
+        report = self._report.part(part)
         events = [self._event(REPORT, draftree=report)] if report else []
         if self._report.is_wanted and not self._body.stream:
-            self._report.add(found)
-        logprobs: list[Any] = []
+            self._report.add(part)
         if self._body.wants_logprobs:
             num_before = self._start.push(entry.token_id for entry in update.logprobs)
-            logprobs = chat_logprobs(update.logprobs[num_before:], self._job.served.texts)
-        deltas = self._parser.push("".join(piece.text for piece in update.pieces))
-        if update.is_last:
-            deltas += self._parser.finish()
-        if logprobs and not deltas:
-            deltas = [TextDelta("")]
-        for delta in deltas:
-            if isinstance(delta, TextDelta):
-                events += self._text(delta.text, logprobs)
-                logprobs = []
-            elif isinstance(delta, ReasoningDelta):
-                events += self._reasoning(delta.text)
-            else:
-                events += self._call(delta)
-        return events
+            self._logprobs = chat_logprobs(update.logprobs[num_before:], self._job.served.texts)
+            if self._logprobs and not deltas:
+                deltas = [Delta("text")]
+        events += [each for delta in deltas for each in self.read(delta)]
+        return [*events, *self._finish(is_cut=part.finish_reason == "length")] if update.is_last else events
 
-    def finish(self, finish_reason: str) -> list[Event]:
-        is_cut = finish_reason == "length"
-        events = [] if self._output else self._open_message()
-        events += self._close("incomplete" if is_cut else "completed")
-        self._end = {"status": "incomplete" if is_cut else "completed"}
+    def _finish(self, *, is_cut: bool) -> list[Event]:
+        status = "incomplete" if is_cut else "completed"
+        events = [*(() if self._output else self.begin(Delta("text"))), *self.end(status)]
         if is_cut:
-            self._end["incomplete_details"] = {"reason": "max_output_tokens"}
+            self._outcome = {"incomplete_details": {"reason": "max_output_tokens"}}
         else:
-            self._end["completed_at"] = max(int(time.time()), self._head.created)  # the clock may have been set back
-        self._end |= {"usage": self._usage(), **metrics_json(self._job)}
-        self._end |= self._report.fields(self._job.completions())
-        return [*events, self._event(f"response.{self._end['status']}", response=self.response())]
+            created = self._chat.head.created
+            self._outcome = {"completed_at": max(int(time.time()), created)}  # the clock may have been set back
+        self._outcome |= {"status": status, "usage": self._usage(), **metrics_json(self._job)}
+        self._outcome |= self._report.fields(self._job.completions())
+        return [*events, self._event(f"response.{status}", response=self.response())]
 
     def fail(self, error: ApiError) -> list[Event]:
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
-        events = self._close("incomplete")
-        self._end = {"status": "failed", "error": {"code": code, "message": error.message}}
+        events = self.end("incomplete")
+        self._outcome = {"status": "failed", "error": {"code": code, "message": error.message}}
         return [*events, self._event("response.failed", response=self.response())]
 
     def response(self) -> dict[str, Any]:
-        body = self._body
-        model = self._head.model.llm.llm
-        sampling = model.requests.resolved(self._job.options).sampling
+        body, head = self._body, self._chat.head
+        sampling = head.model.llm.llm.requests.resolved(self._job.options).sampling
+        form = body.text.format if body.text is not None else None
         return {
-            "id": self._head.id,
+            "id": head.id,
             "object": "response",
-            "created_at": self._head.created,
+            "created_at": head.created,
             "status": "in_progress",
             "completed_at": None,
             "background": False,
@@ -349,16 +323,16 @@ class ResponseWriter:
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "max_tool_calls": None,
-            "model": self._head.model.name,
+            "model": head.model.name,
             "output": [dict(item) for item in self._output],
-            "parallel_tool_calls": self._plan.is_parallel,
+            "parallel_tool_calls": self._chat.plan.is_parallel,
             "previous_response_id": body.previous_response_id,
             "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
             "safety_identifier": body.safety_identifier,
             "service_tier": "default",
             "store": body.store is not False,
             "temperature": sampling.temperature,
-            "text": {"format": self._format()},
+            "text": {"format": {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)},
             "tool_choice": body.tool_choice or "auto",
             "tools": [{"description": None, "parameters": None, "strict": False} | tool for tool in body.tools or []],
             "top_logprobs": body.top_logprobs or 0,
@@ -367,84 +341,65 @@ class ResponseWriter:
             "usage": None,
             "user": body.user,
             "metadata": body.metadata or {},
-            **self._end,
+            **self._outcome,
         }
-
-    def _format(self) -> dict[str, Any]:
-        given = self._body.text.format if self._body.text is not None else None
-        return {"type": "text"} if given is None else given.model_dump(by_alias=True, exclude_none=True)
 
     def _event(self, kind: str, **fields: Any) -> Event:
         self._num_events += 1
         return {"type": kind, "sequence_number": self._num_events - 1, **fields}
 
-    @property
-    def _place(self) -> dict[str, Any]:
-        return {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
+    def _item_event(self, kind: str, **fields: Any) -> Event:
+        """Return an event of the last item; one with content has a single part."""
+        item = self._output[-1]
+        place = {"content_index": 0} if "content" in item else {}
+        return self._event(kind, item_id=item["id"], output_index=len(self._output) - 1, **place, **fields)
 
-    def _text(self, text: str, logprobs: list[Any]) -> list[Event]:
-        events = [] if self._is_open and self._output[-1]["type"] == "message" else self._open_message()
-        part = self._output[-1]["content"][0]
-        part["text"] += text
-        part["logprobs"] += logprobs
-        where = {**self._place, "content_index": 0}
-        return [*events, self._event("response.output_text.delta", **where, delta=text, logprobs=logprobs)]
-
-    def _reasoning(self, text: str) -> list[Event]:
-        events: list[Event] = []
-        if not (self._is_open and self._output[-1]["type"] == "reasoning"):
-            events = self._open_text("rs", {"type": "reasoning", "summary": []}, REASONING_PART)
-        self._output[-1]["content"][0]["text"] += text
-        where = {**self._place, "content_index": 0}
-        return [*events, self._event("response.reasoning_text.delta", **where, delta=text)]
-
-    def _open_message(self) -> list[Event]:
-        return self._open_text("msg", {"type": "message", "role": "assistant"}, TEXT_PART)
-
-    def _open_text(self, prefix: str, item: dict[str, Any], empty: dict[str, Any]) -> list[Event]:
-        events = self._open(prefix, {**item, "content": []})
-        part = _copy(empty)
-        self._output[-1]["content"] = [part]
-        where = {**self._place, "content_index": 0}
-        return [*events, self._event("response.content_part.added", **where, part=_copy(part))]
-
-    def _call(self, delta: CallDelta) -> list[Event]:
-        events: list[Event] = []
-        if delta.name is not None:
-            item = {"type": "function_call", "call_id": delta.id, "name": delta.name, "arguments": ""}
-            events = self._open("fc", item)
-        if delta.arguments:
-            self._output[-1]["arguments"] += delta.arguments
-            kind = "response.function_call_arguments.delta"
-            events.append(self._event(kind, **self._place, delta=delta.arguments))
+    def _begin(self, delta: Delta) -> list[Event]:
+        item: dict[str, Any]
+        part: dict[str, Any] | None = None
+        if delta.kind == "call":
+            prefix, item = "fc", {"type": "function_call", "call_id": delta.id, "name": delta.name, "arguments": ""}
+        elif delta.kind == "reasoning":
+            prefix, item = "rs", {"type": "reasoning", "summary": [], "content": []}
+            part = {"type": "reasoning_text", "text": ""}
+        else:
+            prefix, item = "msg", {"type": "message", "role": "assistant", "content": []}
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        item = {"id": f"{prefix}_{uuid.uuid4().hex}{self._suffix}", **item, "status": "in_progress"}
+        self._output.append(item)
+        events = [self._event("response.output_item.added", output_index=len(self._output) - 1, item=dict(item))]
+        if part is not None:
+            item["content"] = [part]
+            events.append(self._item_event("response.content_part.added", part=_copy(part)))
         return events
 
-    def _open(self, prefix: str, item: dict[str, Any]) -> list[Event]:
-        events = self._close("completed")
-        name = f"{prefix}_{uuid.uuid4().hex}{self._id_end}"
-        self._output.append({"id": name, **item, "status": "in_progress"})
-        self._is_open = True
-        added = self._event(
-            "response.output_item.added", output_index=len(self._output) - 1, item=dict(self._output[-1])
-        )
-        return [*events, added]
+    def _grow(self, delta: Delta) -> list[Event]:
+        item = self._output[-1]
+        if delta.kind == "call":
+            item["arguments"] += delta.text
+            kind = "response.function_call_arguments.delta"
+            return [self._item_event(kind, delta=delta.text)] if delta.text else []
+        (part,) = item["content"]
+        part["text"] += delta.text
+        if delta.kind == "reasoning":
+            return [self._item_event("response.reasoning_text.delta", delta=delta.text)]
+        logprobs, self._logprobs = self._logprobs, []
+        part["logprobs"] += logprobs
+        return [self._item_event("response.output_text.delta", delta=delta.text, logprobs=logprobs)]
 
-    def _close(self, status: str) -> list[Event]:
-        if not self._is_open:
-            return []
-        self._is_open = False
+    def _end(self, kind: Kind, status: str) -> list[Event]:
         item = self._output[-1]
         item["status"] = status
-        if "content" in item:
-            part, where = _copy(item["content"][0]), {**self._place, "content_index": 0}
+        if kind == "call":
+            fields = {key: item[key] for key in ("name", "arguments")}
+            events = [self._item_event("response.function_call_arguments.done", **fields)]
+        else:
+            part = _copy(item["content"][0])
             fields = {key: part[key] for key in ("text", "logprobs") if key in part}
             events = [
-                self._event(f"response.{part['type']}.done", **where, **fields),
-                self._event("response.content_part.done", **where, part=part),
+                self._item_event(f"response.{part['type']}.done", **fields),
+                self._item_event("response.content_part.done", part=part),
             ]
-        else:
-            kind = "response.function_call_arguments.done"
-            events = [self._event(kind, **self._place, name=item["name"], arguments=item["arguments"])]
         index = len(self._output) - 1
         return [*events, self._event("response.output_item.done", output_index=index, item=dict(item))]
 
@@ -467,8 +422,10 @@ def _copy(part: dict[str, Any]) -> dict[str, Any]:
 NAMES = {
     "max_tokens": "max_output_tokens",
     "logprobs": "top_logprobs",
+    "response_format": "text.format",
     "json_schema": "text.format",
     "messages": "input",
+    "reasoning_effort": "reasoning.effort",
 }
 router = APIRouter(prefix="/v1", tags=["responses"], responses=ERRORS)
 
@@ -484,168 +441,109 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
 @router.post("/responses/input_tokens", summary="Count the tokens of a conversation of items")
 async def input_tokens(body: ResponsesBody, request: Request) -> Response:
     """Return the number of prompt tokens of a request."""
-    model = chat_model_of(request, body.model)
-    plan = await _plan(body, model, _options(body, model, None)[0])
-    messages = plan.messages(_Conversation.of(body, request).messages(), model.chat_template)
-    try:
-        ids = await _encoder(body, model, plan)(messages)
-    except InvalidRequestError as error:
-        raise named_error(error, NAMES) from error
+    with _flat_tools():
+        chat_body = _chat_body(body, *_conversation(body, request))
+        ids = await encoded_chat(chat_body, request, names=NAMES)
     return JsonResponse({"object": "response.input_tokens", "input_tokens": len(ids)})
 
 
 async def _object(body: ResponsesBody, request: Request) -> Response:
-    async with _writing(body, request) as response:
-        job = response.job
-        writer = response.writer
-        async for found in job.updates():
-            writer.read(found)
-            if found.update.is_last:
-                writer.finish(_reason(found))
-        response.keep(body, request)
+    async with _writing(body, request) as (writer, items, chat):
+        async for part in chat.updates():
+            writer.push(part)
+        _keep(body, request, items, writer)
         return JsonResponse(writer.response())
 
 
 async def _events(body: ResponsesBody, request: Request) -> AsyncGenerator[bytes, None]:
-    async with _writing(body, request) as response:
-        job = response.job
-        writer = response.writer
+    async with _writing(body, request) as (writer, items, chat):
         yield _encoded(writer.start())
         try:
-            async for found in job.updates():
-                events = writer.read(found)
-                if found.update.is_last:
-                    events += writer.finish(_reason(found))
-                    response.keep(body, request)
+            async for part in chat.updates():
+                events = writer.push(part)
+                if part.update.is_last:
+                    _keep(body, request, items, writer)
                 if events:
                     yield _encoded(events)
         except Exception as error:
             yield _encoded(writer.fail(api_error(error)))
 
 
-def _reason(found: ChoiceUpdate) -> str:
-    return str(found.update.sequence.finish_reason)
-
-
-def _encoded(events: list[dict[str, Any]]) -> bytes:
+def _encoded(events: list[Event]) -> bytes:
     return b"".join(event(each, each["type"]) for each in events)
 
 
-@dataclass(frozen=True, slots=True)
-class _Conversation:
-    """The items of a request, after those of the conversation that it continues."""
-
-    instructions: str | None
-    previous: Sequence[Mapping[str, Any]]
-    given: Sequence[Mapping[str, Any]]
-
-    @classmethod
-    def of(cls, body: ResponsesBody, request: Request) -> _Conversation:
-        server = server_of(request)
-        key, name = server.key_of(request).name, body.previous_response_id
-        previous = () if name is None else server.responses.get(key, name)
-        if previous is None:
-            message = (
-                f"the response '{str(name)[:100]}' is not stored, or no longer: send the whole conversation as 'input'"
-            )
-            raise invalid(message, "previous_response_id", code="previous_response_not_found")
-        return cls(body.instructions, previous, items_of(body.input, partial(server.responses.item, key)))
-
-    @property
-    def items(self) -> list[Mapping[str, Any]]:
-        return [*self.previous, *self.given]
-
-    def messages(self) -> list[dict[str, Any]]:
-        return messages_of(self.instructions, self.items, num_previous=len(self.previous))
-
-
-@dataclass(frozen=True, slots=True)
-class _Response:
-    job: Job
-    writer: ResponseWriter
-    conversation: _Conversation
-
-    def keep(self, body: ResponsesBody, request: Request) -> None:
-        if body.store is not False:
-            server = server_of(request)
-            response = self.writer.response()
-            items = [*self.conversation.items, *response["output"]]
-            server.responses.put(server.key_of(request).name, response["id"], items)
-
-
 @asynccontextmanager
-async def _writing(body: ResponsesBody, request: Request) -> AsyncIterator[_Response]:
-    model = chat_model_of(request, body.model)
-    conversation = _Conversation.of(body, request)
-    head = Head.of("resp", body, model)
-    head = replace(head, id=head.id + server_of(request).responses.suffix)
-    options, names = _options(body, model, head.id)
-    wanted = body.text.format if body.text is not None else None
-    await note_unenforced(options, names, is_strict=wanted is not None and wanted.strict is True)
-    plan = await _plan(body, model, options)
-    encode = _encoder(body, model, plan)
-    messages = plan.messages(conversation.messages(), model.chat_template)
-    async with running_job(
-        request,
-        model,
-        prompts=[messages],
-        options=plan.sampling(options),
-        names=names if plan.grammar is None else {**names, "grammar": "tools"},
-        encode=encode,
-        is_chat=True,
-    ) as job:
-        yield _Response(
-            job, ResponseWriter(body, head, job, plan=plan, id_end=server_of(request).responses.suffix), conversation
-        )
+async def _writing(
+    body: ResponsesBody, request: Request
+) -> AsyncIterator[tuple[ResponseWriter, Sequence[Mapping[str, Any]], Chat]]:
+    """Start the answer of a request; yields its writer, the items of the conversation, and the answer."""
+    suffix = server_of(request).responses.suffix
+    with _flat_tools():
+        items, num_previous = _conversation(body, request)
+        chat_body = _chat_body(body, items, num_previous)
+        chat_body.request_id = f"{body.request_id or uuid.uuid4().hex}{suffix}"
+        async with running_chat(chat_body, request, prefix="resp", names=NAMES) as chat:
+            yield ResponseWriter(body, chat, suffix=suffix), items, chat
 
 
-def _encoder(body: ResponsesBody, model: ServedModel, plan: ToolPlan) -> Encode:
-    effort = None if body.reasoning is None else body.reasoning.effort
-    variables = reasoning_variables(
-        model, effort=effort, is_enabled=None, effort_name="reasoning.effort", switch_name=""
-    )
-    return partial(model.llm.prompts.encode_chat, tools=plan.tools, template_kwargs=variables)
+def _conversation(body: ResponsesBody, request: Request) -> tuple[list[Mapping[str, Any]], int]:
+    """Return the items of a request after those of the conversation that it continues, and the number of these."""
+    server = server_of(request)
+    key, name = server.key_of(request).name, body.previous_response_id
+    previous = () if name is None else server.responses.get(key, name)
+    if previous is None:
+        reason = "is not stored, or no longer: send the whole conversation as 'input'"
+        message = f"the response '{str(name)[:100]}' {reason}"
+        raise invalid(message, "previous_response_id", code="previous_response_not_found")
+    return [*previous, *items_of(body.input, partial(server.responses.item, key))], len(previous)
 
 
-async def _plan(body: ResponsesBody, model: ServedModel, options: RequestOptions) -> ToolPlan:
-    choice = body.tool_choice
-    if isinstance(choice, Mapping) and choice.get("type") == "function" and set(choice) == {"type", "name"}:
-        choice = {"type": "function", "function": {"name": choice["name"]}}
+def _keep(body: ResponsesBody, request: Request, items: Sequence[Mapping[str, Any]], writer: ResponseWriter) -> None:
+    if body.store is not False:
+        server, response = server_of(request), writer.response()
+        server.responses.put(server.key_of(request).name, response["id"], [*items, *response["output"]])
+
+
+@contextmanager
+def _flat_tools() -> Iterator[None]:
+    """Name the fields of tools as this API does: the fields of a function are those of the tool."""
     try:
-        plan = await ToolPlan.load(
-            model.tokenizer,
-            chat_tools(body.tools),
-            tool_choice=choice,
-            is_parallel=body.parallel_tool_calls is not False,
-            answer=options.json_schema,
-        )
+        yield
     except ApiError as error:
-        # in this API the fields of a function are those of the tool
-        message, param = error.message.replace("].function", "]"), (error.param or "").replace("].function", "]")
-        raise invalid(message, param or None) from error
-    if body.wants_logprobs and plan.is_active:
-        raise invalid("log-probabilities are not reported together with 'tools': leave one of them out", "include")
-    return plan
+        error.message = error.message.replace("].function", "]")
+        error.param = error.param and error.param.replace("].function", "]")
+        raise
 
 
-def _options(body: ResponsesBody, model: ServedModel, request_id: str | None) -> Checked:
+def _chat_body(body: ResponsesBody, items: Sequence[Mapping[str, Any]], num_previous: int) -> ChatBody:
     if body.top_logprobs and not body.wants_logprobs:
         raise invalid(f"'top_logprobs' needs 'include' with \"{LOGPROBS}\"", "top_logprobs")
-    given: dict[str, Any] = {
+    if body.wants_logprobs and body.tools and body.tool_choice != "none":
+        raise invalid("log-probabilities are not reported together with 'tools': leave one of them out", "include")
+    choice = body.tool_choice
+    if isinstance(choice, dict) and choice.get("type") == "function" and set(choice) == {"type", "name"}:
+        choice = {"type": "function", "function": {"name": choice["name"]}}
+    shared = body.model_fields_set.intersection(SamplingBody.model_fields)
+    fields = {name: getattr(body, name) for name in shared}
+    fields |= {
+        "messages": messages_of(body.instructions, items, num_previous=num_previous),
         "max_tokens": body.max_output_tokens,
-        "logprobs": (body.top_logprobs or 0) if body.wants_logprobs else None,
-        "request_id": request_id,
-        **_constraint(body),
+        "logprobs": body.wants_logprobs,
+        "top_logprobs": body.top_logprobs,
+        "tools": chat_tools(body.tools),
+        "tool_choice": choice,
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "reasoning_effort": None if body.reasoning is None else body.reasoning.effort,
+        "response_format": _format(body.text.format) if body.text is not None and body.text.format else None,
     }
-    return build_options(body, model, given, NAMES)
+    return validated(ChatBody, fields)
 
 
-def _constraint(body: ResponsesBody) -> dict[str, Any]:
-    wanted = body.text.format if body.text is not None else None
-    if wanted is None or wanted.type == "text":
-        return {}
-    if wanted.type == "json_object":
-        return {"json_schema": {"type": "object"}}
+def _format(wanted: TextFormat) -> dict[str, Any]:
+    if wanted.type != "json_schema":
+        return {"type": wanted.type}
     if wanted.schema_ is None or wanted.name is None:
         raise invalid("text.format of type json_schema needs the fields 'name' and 'schema'", "text.format")
-    return {"json_schema": wanted.schema_}
+    schema = {"name": wanted.name, "schema": wanted.schema_, "strict": wanted.strict}
+    return {"type": "json_schema", "json_schema": schema}

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fastapi import APIRouter, Request, Response
 
 from draftree.core.errors import InvalidRequestError
-from draftree.serve.api.chat import adds_prompt, template_messages, template_variables
-from draftree.serve.errors import JsonResponse, invalid, named_error
+from draftree.serve.api.chat import encoded_chat
+from draftree.serve.errors import JsonResponse, invalid
 from draftree.serve.pool import ServedModel
 from draftree.serve.request import ERRORS, model_of, server_of
-from draftree.serve.schema import DetokenizeBody, TokenizeBody, note
-from draftree.serve.tools.plan import ToolPlan
+from draftree.serve.schema import ChatBody, DetokenizeBody, TokenizeBody, note, validated
 from draftree.text.tokenizer import Tokenizer
 
 router = APIRouter(tags=["tokens"], responses=ERRORS)
@@ -20,7 +21,7 @@ router = APIRouter(tags=["tokens"], responses=ERRORS)
 async def tokenize(body: TokenizeBody, request: Request) -> Response:
     """Return the token ids that a completion of this prompt, or an answer to these messages, would start from."""
     model = _model(body.model, request)
-    tokens = await (_chat_ids(body, model) if body.prompt is None else _text_ids(body, body.prompt, model))
+    tokens = await (_chat_ids(body, model, request) if body.prompt is None else _text_ids(body, body.prompt, model))
     names = _tokenizer(model).vocabulary() if body.return_token_strs else []
     found = {
         "count": len(tokens),
@@ -67,20 +68,10 @@ async def _text_ids(body: TokenizeBody, prompt: str, model: ServedModel) -> list
     return await model.llm.prompts.encode_text(prompt, add_special_tokens=body.add_special_tokens is not False)
 
 
-async def _chat_ids(body: TokenizeBody, model: ServedModel) -> list[int]:
+async def _chat_ids(body: TokenizeBody, model: ServedModel, request: Request) -> Sequence[int]:
     if not model.supports_chat:
         raise invalid(f"the model '{model.name}' has no chat template: use 'prompt'", "messages")
-    tokenizer = _tokenizer(model)
-    plan = await ToolPlan.load(tokenizer, body.tools)
-    messages = plan.messages(template_messages(body.messages or (), model.chat_template), model.chat_template)
-    try:
-        ids = await model.llm.prompts.encode_chat(
-            messages,
-            tools=plan.tools,
-            template_kwargs=template_variables(body.chat_template_kwargs, tokenizer),
-            add_generation_prompt=adds_prompt(body),
-            continue_final_message=bool(body.continue_final_message),
-        )
-    except InvalidRequestError as error:
-        raise named_error(error, {"template_kwargs": "chat_template_kwargs"}) from error
-    return [*tokenizer.start_ids, *ids] if body.add_special_tokens else ids
+    same = ("messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
+    chat = validated(ChatBody, {"model": model.name, **{name: getattr(body, name) for name in same}})
+    ids = await encoded_chat(chat, request)
+    return [*_tokenizer(model).start_ids, *ids] if body.add_special_tokens else ids

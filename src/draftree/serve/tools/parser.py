@@ -8,72 +8,59 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import Any, final
+from typing import Any, Literal, final
 
 from pydantic_core import from_json
 
 from draftree.sampling.grammar.schema import validator_of
 
-
-@dataclass(frozen=True, slots=True)
-class TextDelta:
-    text: str
+Kind = Literal["text", "reasoning", "call"]
 
 
 @dataclass(frozen=True, slots=True)
-class ReasoningDelta:
-    text: str
+class Delta:
+    """A piece of an answer; of a call, the arguments. Only the first delta of a call has its id and name."""
 
-
-@dataclass(frozen=True, slots=True)
-class CallDelta:
-    """A piece of a call; id and name are in its first delta only."""
-
-    index: int
-    arguments: str = ""
+    kind: Kind
+    text: str = ""
+    index: int = 0
+    """The number of a call."""
     id: str | None = None
     name: str | None = None
 
 
-Delta = TextDelta | ReasoningDelta | CallDelta
+def joined(deltas: Iterable[Delta], kind: Kind) -> str:
+    return "".join(delta.text for delta in deltas if delta.kind == kind)
 
 
 def call_arguments(text: str) -> dict[str, Any]:
     """Return the arguments of a call as an object; those that the limit of tokens cut, as far as they go."""
     try:
-        found: dict[str, Any] = from_json(text or "{}", allow_partial=True)
+        arguments: dict[str, Any] = from_json(text or "{}", allow_partial=True)
     except ValueError:
         return {}
-    return found
+    return arguments
 
 
 def merged(deltas: Iterable[Delta]) -> list[Delta]:
-    found: list[Delta] = []
+    result: list[Delta] = []
     for delta in deltas:
-        last = found[-1] if found else None
-        if isinstance(delta, TextDelta) and isinstance(last, TextDelta):
-            found[-1] = TextDelta(last.text + delta.text)
-        elif isinstance(delta, ReasoningDelta) and isinstance(last, ReasoningDelta):
-            found[-1] = ReasoningDelta(last.text + delta.text)
-        elif (
-            isinstance(delta, CallDelta)
-            and isinstance(last, CallDelta)
-            and delta.name is None
-            and delta.index == last.index
-        ):
-            found[-1] = replace(last, arguments=last.arguments + delta.arguments)
+        last = result[-1] if result else None
+        if last and delta.name is None and (delta.kind, delta.index) == (last.kind, last.index):
+            result[-1] = replace(last, text=last.text + delta.text)
         else:
-            found.append(delta)
-    return found
+            result.append(delta)
+    return result
 
 
 SPACE = " \t\r\n"
 MAX_DEPTH = 64
-ESCAPES = '"\\/bfnrt'
 CLOSING = {"{": "}", "[": "]"}
-NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-NUMBER_START = re.compile(r"-?((0|[1-9][0-9]*)((\.[0-9]+)?([eE][+-]?[0-9]*)?|\.))?")
-WORDS = {"t": "true", "f": "false", "n": "null"}
+SCALAR = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?|true|false|null")
+SCALAR_START = re.compile(
+    r"-?((0|[1-9][0-9]*)((\.[0-9]+)?([eE][+-]?[0-9]*)?|\.))?|t(r(ue?)?)?|f(a(l(se?)?)?)?|n(u(ll?)?)?"
+)
+ESCAPE_START = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{0,4})?')
 
 
 class State(Enum):
@@ -86,12 +73,8 @@ class State(Enum):
     COLON = auto()
     COMMA_OR_END = auto()
     STRING = auto()
-    ESCAPE = auto()
-    CODE = auto()
-    """Hexadecimal digits of an escape."""
-    NUMBER = auto()
-    WORD = auto()
-    """The rest of true, false or null."""
+    SCALAR = auto()
+    """Inside a number, true, false or null."""
     DONE = auto()
 
 
@@ -108,8 +91,8 @@ class JsonScan:
         self.state = State.VALUE
         self._open: list[str] = []
         self._is_key = False
-        self._number = ""
-        self._rest: str | int = ""
+        self._token = ""
+        """The scalar, or the escape in a string, that has begun."""
 
     @property
     def depth(self) -> int:
@@ -119,66 +102,47 @@ class JsonScan:
         """Read a character; return whether the text is still the beginning of JSON, which it stays if so."""
         if self.state is State.STRING:
             return self._string(character)
-        if self.state in (State.ESCAPE, State.CODE):
-            return self._escape(character)
-        if self.state is State.WORD:
-            return self._word(character)
-        if self.state is State.NUMBER:
-            if character in "0123456789+-.eE":
-                self._number += character
-                return NUMBER_START.fullmatch(self._number) is not None
-            if not NUMBER.fullmatch(self._number):
+        if self.state is State.SCALAR:
+            if character not in ",]}" + SPACE:
+                self._token += character
+                return SCALAR_START.fullmatch(self._token) is not None
+            if not SCALAR.fullmatch(self._token):
                 return False
             self._end_value()
         if character in SPACE:
             return True
-        return self._between(character)
-
-    def _between(self, character: str) -> bool:
-        """Read a character that begins a value or a key, or stands between them."""
-        state = self.state
-        if state in (State.VALUE, State.VALUE_OR_END) and character not in "]}":
-            return self._begin(character)
-        if state in (State.KEY, State.KEY_OR_END) and character == '"':
-            self.state, self._is_key = State.STRING, True
-            return True
-        if state is State.COLON and character == ":":
-            self.state = State.VALUE
-            return True
-        if state is State.COMMA_OR_END and character == ",":
-            self.state = State.KEY if self._open[-1] == "{" else State.VALUE
-            return True
-        if state in (State.COMMA_OR_END, State.KEY_OR_END, State.VALUE_OR_END) and character in "]}":
-            return self._close(character)
-        return False
-
-    def _begin(self, character: str) -> bool:
-        if character in CLOSING:
-            self._open.append(character)
-            self.state = State.KEY_OR_END if character == "{" else State.VALUE_OR_END
-            return len(self._open) <= MAX_DEPTH
-        if character == '"':
-            self.state, self._is_key = State.STRING, False
-            return True
-        if character in WORDS:
-            self.state, self._rest = State.WORD, WORDS[character][1:]
-            return True
-        self.state, self._number = State.NUMBER, character
-        return character in "-0123456789"
-
-    def _close(self, character: str) -> bool:
-        if CLOSING[self._open[-1]] != character:
-            return False
-        self._open.pop()
-        self._end_value()
+        match self.state, character:
+            case State.VALUE | State.VALUE_OR_END, "{" | "[":
+                self._open.append(character)
+                self.state = State.KEY_OR_END if character == "{" else State.VALUE_OR_END
+                return len(self._open) <= MAX_DEPTH
+            case State.VALUE | State.VALUE_OR_END | State.KEY | State.KEY_OR_END, '"':
+                self._is_key = self.state in (State.KEY, State.KEY_OR_END)
+                self.state, self._token = State.STRING, ""
+            case State.COLON, ":":
+                self.state = State.VALUE
+            case State.COMMA_OR_END, ",":
+                self.state = State.KEY if self._open[-1] == "{" else State.VALUE
+            case State.VALUE_OR_END | State.KEY_OR_END | State.COMMA_OR_END, "]" | "}":
+                if CLOSING[self._open.pop()] != character:
+                    return False
+                self._end_value()
+            case State.VALUE | State.VALUE_OR_END, _:
+                self.state, self._token = State.SCALAR, character
+                return SCALAR_START.fullmatch(character) is not None
+            case _:
+                return False
         return True
 
-    def _end_value(self) -> None:
-        self.state = State.COMMA_OR_END if self._open else State.DONE
-
     def _string(self, character: str) -> bool:
+        if self._token:
+            self._token += character
+            is_begun = ESCAPE_START.fullmatch(self._token) is not None
+            if len(self._token) == (6 if self._token[1] == "u" else 2):
+                self._token = ""
+            return is_begun
         if character == "\\":
-            self.state = State.ESCAPE
+            self._token = character
         elif character == '"':
             if self._is_key:
                 self.state = State.COLON
@@ -186,24 +150,8 @@ class JsonScan:
                 self._end_value()
         return character >= " "
 
-    def _escape(self, character: str) -> bool:
-        if self.state is State.ESCAPE:
-            self.state, self._rest = (State.CODE, 4) if character == "u" else (State.STRING, 0)
-            return character in ESCAPES or character == "u"
-        assert isinstance(self._rest, int)
-        self._rest -= 1
-        if self._rest == 0:
-            self.state = State.STRING
-        return character in "0123456789abcdefABCDEF"
-
-    def _word(self, character: str) -> bool:
-        assert isinstance(self._rest, str)
-        if character != self._rest[0]:
-            return False
-        self._rest = self._rest[1:]
-        if not self._rest:
-            self._end_value()
-        return True
+    def _end_value(self) -> None:
+        self.state = State.COMMA_OR_END if self._open else State.DONE
 
 
 ARGUMENT_KEYS = ("arguments", "parameters")
@@ -253,14 +201,15 @@ class ObjectReader(CallReader):
         self._names = names
         self._scan = JsonScan()
         self._part: list[str] = []
+        """Characters of the key or value at the level of the call's own keys."""
         self._key = ""
-        self._found: str | None = None
+        self._function: str | None = None
         self._has_arguments = False
         self._is_open = False
 
     def push(self, character: str) -> Status:
         before, depth = self._scan.state, self._scan.depth
-        if (depth == 0 and before is State.VALUE and character not in "{ \t\r\n") or not self._scan.push(character):
+        if (depth == 0 and before is State.VALUE and character not in "{" + SPACE) or not self._scan.push(character):
             return Status.BROKEN
         if depth == 0:
             return Status.MORE
@@ -270,12 +219,16 @@ class ObjectReader(CallReader):
             self.arguments.append(character)
             self._is_open = self._scan.depth > 1
         if self._scan.state is State.DONE:
-            return self._end()
-        self._decide()
+            if self._function is not None and self.name is None and not self.arguments:
+                self.arguments.append("{}")
+            self.name = self._function
+            return Status.BROKEN if self.name is None else Status.DONE
+        if self._function is not None and self.arguments:
+            self.name = self._function
         return Status.MORE
 
     def _read(self, character: str, before: State) -> bool:
-        """Read a character at the level of the call's own keys."""
+        """Read a character at the level of the call's own keys; return whether the text is still a call."""
         after = self._scan.state
         if before in (State.KEY, State.KEY_OR_END, State.VALUE) and after is not before:
             self._part = []
@@ -287,33 +240,17 @@ class ObjectReader(CallReader):
                 self._is_open = True
                 self.arguments.append(character)
         self._part.append(character)
-        if after is State.COLON and before is State.STRING:
+        if before is State.STRING and after is State.COLON:
             self._key = json.loads("".join(self._part))
-        if after is State.COMMA_OR_END and before is State.STRING:
-            return self._text_value(json.loads("".join(self._part)))
+        if before is State.STRING and after is State.COMMA_OR_END:
+            text = json.loads("".join(self._part))
+            if self._key == "name":
+                is_new, self._function = self._function is None, text
+                return is_new and text in self._names
+            if self._key in ARGUMENT_KEYS:
+                self.arguments.append(text.strip())
+                return isinstance(json_or_none(text), dict)
         return True
-
-    def _text_value(self, text: str) -> bool:
-        if self._key == "name":
-            is_new, self._found = self._found is None, text
-            return is_new and text in self._names
-        if self._key in ARGUMENT_KEYS:
-            if not isinstance(json_or_none(text), dict):
-                return False
-            self.arguments.append(text.strip())
-        return True
-
-    def _decide(self) -> None:
-        if self._found is not None and self.arguments:
-            self.name = self._found
-
-    def _end(self) -> Status:
-        if self._found is None:
-            return Status.BROKEN
-        if self.name is None and not self.arguments:
-            self.arguments.append("{}")
-        self.name = self._found
-        return Status.DONE
 
 
 @final
@@ -381,30 +318,22 @@ class XmlReader(CallReader):
     def push(self, character: str) -> Status:
         self._part += character
         if self.name is None:
-            return self._head()
-        if self._parameter is None:
-            return self._between()
-        if character == ">" and self._part.endswith(VALUE_END):
-            self._value(self._part.removesuffix(VALUE_END))
-        return Status.MORE
-
-    def _head(self) -> Status:
-        found = HEAD.fullmatch(self._part)
-        if found is not None and found[1] in self._schemas:
-            self.name, self._part = found[1], ""
-            return Status.MORE
-        return self._partial("<function=")
-
-    def _between(self) -> Status:
-        found = PARAMETER.fullmatch(self._part)
-        if found is not None and found[1] not in self._seen:
-            self._parameter, self._part = found[1], ""
-            self._seen.add(found[1])
-            return Status.MORE
-        if END.fullmatch(self._part):
+            head = HEAD.fullmatch(self._part)
+            if head is None or head[1] not in self._schemas:
+                return self._partial("<function=")
+            self.name, self._part = head[1], ""
+        elif self._parameter is not None:
+            if self._part.endswith(VALUE_END):
+                self._value(self._part.removesuffix(VALUE_END))
+        elif (head := PARAMETER.fullmatch(self._part)) is not None and head[1] not in self._seen:
+            self._parameter, self._part = head[1], ""
+            self._seen.add(head[1])
+        elif END.fullmatch(self._part):
             self.arguments.append("}" if self._seen else "{}")
             return Status.DONE
-        return self._partial("<parameter=", "</function>")
+        else:
+            return self._partial("<parameter=", "</function>")
+        return Status.MORE
 
     def _partial(self, *tags: str) -> Status:
         """Return whether the part is the beginning of one of the tags."""
@@ -494,15 +423,11 @@ class CallParser:
         self._awaits_closing = False
         self._at_start = True
         self._out: list[Delta] = []
-        self.num_calls = 0
-
-    @property
-    def is_full(self) -> bool:
-        return self._state is _State.FULL
+        self._num_calls = 0
 
     def push(self, text: str) -> list[Delta]:
         if self._form is None:
-            return [TextDelta(text)] if text else []
+            return [Delta("text", text)] if text else []
         self._buffer += text
         while self._buffer and self._step(self._form):
             pass
@@ -514,7 +439,7 @@ class CallParser:
         if self._state is not _State.FULL:
             self._text(self._buffer)
             if self._space and not self._after_call:
-                self._out.append(TextDelta(self._space))
+                self._out.append(Delta("text", self._space))
         self._buffer = self._space = ""
         return self._taken()
 
@@ -590,29 +515,23 @@ class CallParser:
             self._give_up(character)
             return
         if self._reader.name is not None and not self._is_begun:
-            self._begin(self._reader.name)
+            self._is_begun, self._after_call, self._space = True, True, ""
+            self._out.append(Delta("call", index=self._num_calls, id=self._new_id(), name=self._reader.name))
+            self._num_calls += 1
         if self._is_begun and self._reader.arguments:
-            self._out.append(CallDelta(self.num_calls - 1, self._reader.take()))
+            self._out.append(Delta("call", self._reader.take(), self._num_calls - 1))
         if status is Status.MORE:
             if not self._is_begun:
                 self._raw += character
             return
-        if status is Status.BROKEN:
-            self._buffer = character + self._buffer
-        self._end(is_whole=status is Status.DONE)
-
-    def _begin(self, name: str) -> None:
-        self._is_begun, self._after_call, self._space = True, True, ""
-        self._out.append(CallDelta(self.num_calls, id=self._new_id(), name=name))
-        self.num_calls += 1
-
-    def _end(self, *, is_whole: bool) -> None:
         self._raw, self._is_begun, self._at_start = "", False, True
-        self._awaits_closing = is_whole
-        if self._max_calls is not None and self.num_calls >= self._max_calls:
+        self._awaits_closing = status is Status.DONE
+        if not self._awaits_closing:
+            self._buffer = character + self._buffer
+        if self._max_calls is not None and self._num_calls >= self._max_calls:
             self._state = _State.FULL
         else:
-            self._state = _State.BETWEEN if self._in_list and is_whole else _State.TEXT
+            self._state = _State.BETWEEN if self._in_list and self._awaits_closing else _State.TEXT
 
     def _between(self, character: str) -> None:
         if character == ",":
@@ -638,7 +557,7 @@ class CallParser:
         body = whole.rstrip(SPACE)
         self._space = whole[len(body) :]
         if body:
-            self._out.append(TextDelta(body))
+            self._out.append(Delta("text", body))
             self._after_call = self._awaits_closing = self._at_start = False
 
 
