@@ -38,7 +38,7 @@ from draftree.weights.cache import Cache, silent, status_of, steps
 from draftree.weights.folders import import_modeling
 from draftree.weights.gguf_blocks import describe_blocks
 from draftree.weights.gguf_file import KINDS, forget_gguf
-from draftree.weights.packed_checkpoint import SUFFIXES, PackedCheckpoint, quantization_of
+from draftree.weights.packed_checkpoint import METHODS, PackedCheckpoint, quantization_of
 
 logger = logging.getLogger(__name__)
 
@@ -259,7 +259,7 @@ def quantization_beside(name: str | os.PathLike[str], target: str | None) -> str
     if target is None or is_block_file(name):
         return None
     folder = expanded(os.fspath(name))
-    if folder.is_dir() and (quantization_of(folder) or {}).get("quant_method") in SUFFIXES:
+    if folder.is_dir() and (quantization_of(folder) or {}).get("quant_method") in METHODS:
         return None
     return target if target in QUANTIZATIONS else "int8"
 
@@ -281,7 +281,7 @@ def load_packed_checkpoint(
     """Load a checkpoint of 4 bits by GPTQ, AWQ or compressed-tensors; None for other folders."""
     settings = quantization_of(folder)
     method = None if settings is None else str(settings.get("quant_method"))
-    if settings is None or method not in SUFFIXES:
+    if settings is None or method not in METHODS:
         return None
     if plain_reason is not None:
         raise ConfigurationError(

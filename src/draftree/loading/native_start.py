@@ -49,7 +49,7 @@ from draftree.models.native.weights import FileWeights, StoredWeight, Weights
 from draftree.options import QUANTIZATIONS
 from draftree.version import __version__
 from draftree.weights.cache import WEIGHT_FILES, Cache, distrust, keep_sums, steps
-from draftree.weights.packed_checkpoint import SUFFIXES
+from draftree.weights.packed_checkpoint import METHODS
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ def remove_packed(model: Path | None = None) -> int:
 def _names_of(model: Path) -> set[str]:
     from draftree.models.native.describe import PACKED_AS  # first starts use it
 
-    packings = (None, *QUANTIZATIONS, GGUF, *SUFFIXES)
+    packings = (None, *QUANTIZATIONS, GGUF, *METHODS)
     return {start_name(model, kind, packing) for kind in PACKED_AS for packing in packings}
 
 
