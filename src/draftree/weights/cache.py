@@ -1,9 +1,4 @@
-"""The user's cache of model folders: one writer per name at a time, and only complete folders.
-
-A folder is built under a temporary name next to its final place and renamed once it is complete and on the disk. All
-work on a name holds that name's lock, so a temporary folder that exists when the lock is acquired was left by a dead
-process and is removed.
-"""
+"""The user's cache of model folders, and the checksums of files there and elsewhere."""
 
 from __future__ import annotations
 
@@ -42,6 +37,9 @@ steps = logging.getLogger("draftree.steps")
 """Each INFO record announces a step that begins; the command line shows it in a terminal."""
 
 
+logger = logging.getLogger(__name__)
+
+
 def silent(step: Step, done_bytes: int, total_bytes: int) -> None:
     """Ignore progress."""
 
@@ -52,11 +50,10 @@ def silent(step: Step, done_bytes: int, total_bytes: int) -> None:
 # them from the first start on. A file is read again only if its size or modification time differs from the recorded
 # one, or after the model computed something else than before (`distrust`).
 
-logger = logging.getLogger(__name__)
-
 WEIGHT_FILES = ("*.safetensors", "*.bin")
 PATTERNS = ("*.json", *WEIGHT_FILES, "*.jinja", "*.model", "*.tiktoken", "*.txt")
-MANIFEST_NAMES = frozenset({"draftree.json"})
+SUMS = "sums"  # key of the checksums in a manifest; the manifest is written last into every folder
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 Sum = tuple[int, int, str]  # bytes, modification time in nanoseconds, sha256
 
@@ -66,18 +63,16 @@ def are_pickled(folder: Path) -> bool:
 
 
 def sums_of(folder: Path) -> dict[str, Sum]:
-    names = {path.name for pattern in PATTERNS for path in folder.glob(pattern) if path.is_file()} - MANIFEST_NAMES
+    names = {path.name for pattern in PATTERNS for path in folder.glob(pattern) if path.is_file()} - {MANIFEST}
     return {name: _sum(folder / name) for name in sorted(names)}
 
 
-def known_sums(found: Any) -> dict[str, Sum]:
+def known_sums(sums: Any) -> dict[str, Sum]:
     """Return the valid sums in a manifest or a record; invalid entries are left out."""
-    entries = found.items() if isinstance(found, dict) else ()
-    kinds = (int, int, str)
     return {
         name: (entry[0], entry[1], entry[2])
-        for name, entry in entries
-        if isinstance(entry, list) and len(entry) == 3 and all(map(isinstance, entry, kinds))
+        for name, entry in (sums.items() if isinstance(sums, dict) else ())
+        if isinstance(entry, list) and len(entry) == 3 and all(map(isinstance, entry, (int, int, str)))
     }
 
 
@@ -108,22 +103,26 @@ def require_intact(folder: Path, root: Path, stored: Mapping[str, Sum] | None = 
     note = _noted(folder, root)
     noted = known_sums(note.get("files"))
     doubted = again or bool(note.get("distrusted"))
-    found: dict[str, Sum] = {}
+    current: dict[str, Sum] = {}
     for name, entry in (noted if stored is None else stored).items():
         path, known = folder / name, noted.get(name)
         if stored is None and not path.is_file():
             continue  # the folder's owner removed it
-        now = _status(path)
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise ModelLoadError(f"'{path}' is missing or unreadable; {get_again(folder)}") from error
+        now = (status.st_size, status.st_mtime_ns)
         if not doubted and now in (entry[:2], known[:2] if known else None):
-            found[name] = (*now, entry[2])
+            current[name] = (*now, entry[2])
             continue
-        found[name] = _sum(path)
+        current[name] = _sum(path)
         was_written = stored is None and now != entry[:2]
-        if found[name][2] != entry[2] and not was_written:
+        if current[name][2] != entry[2] and not was_written:
             distrust(folder, root)
             raise ModelLoadError(f"'{path}' is damaged: its content differs from the stored one; {get_again(folder)}")
-    if doubted or found != noted:
-        _write_note(folder, root, {"files": found})
+    if doubted or current != noted:
+        _write_note(folder, root, {"files": current})
 
 
 def _sum(path: Path) -> Sum:
@@ -132,17 +131,8 @@ def _sum(path: Path) -> Sum:
         return status.st_size, status.st_mtime_ns, hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _status(path: Path) -> tuple[int, int]:
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise ModelLoadError(f"'{path}' is missing or unreadable; {get_again(path.parent)}") from error
-    return status.st_size, status.st_mtime_ns
-
-
 def _sums_file(folder: Path, root: Path) -> Path:
-    where = str(folder.resolve())
-    return root / "sums" / f"{hashlib.sha256(os.fsencode(where)).hexdigest()[:16]}.json"
+    return root / "sums" / f"{hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]}.json"
 
 
 def _noted(folder: Path, root: Path) -> dict[str, Any]:
@@ -159,12 +149,6 @@ def _write_note(folder: Path, root: Path, note: Mapping[str, Any]) -> None:
         logger.info("the sums of '%s' are not recorded: %s", folder, error)
 
 
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-SUMS = "sums"  # key of the checksums in a manifest; the manifest is written last into every folder
-
-
 class Cache:
     """Model folders below one root.
 
@@ -172,19 +156,12 @@ class Cache:
     Thread- and process-safe for writers; readers need no lock, because a folder appears by one rename.
     """
 
-    __slots__ = ("root",)
+    __slots__ = ("models", "root", "work")
 
     def __init__(self, root: Path | None = None) -> None:
-        self.root = root if root is not None else default_root()
-
-    @property
-    def models(self) -> Path:
-        return self.root / MODELS
-
-    @property
-    def work(self) -> Path:
-        """The folder of locks and unfinished model folders; on the same file system as `models`."""
-        return self.root / WORK
+        self.root = root or user_folder("CACHE") or private_folder()
+        self.models = self.root / MODELS
+        self.work = self.root / WORK  # locks and unfinished folders, on the same file system as `models`
 
     def folder(self, name: str) -> Path:
         return self.models / name
@@ -238,7 +215,9 @@ class Cache:
             yield fresh
             whole = {**manifest, SUMS: sums_of(fresh)}
             (fresh / MANIFEST).write_text(json.dumps(whole, indent=2) + "\n", "utf-8")
-            make_durable(fresh)
+            # the rename happens after the content is on the disk
+            for path in (*fresh.rglob("*"), fresh):
+                sync(path)
             place = self.folder(name)
             place.parent.mkdir(parents=True, exist_ok=True)
             if place.exists():
@@ -296,10 +275,6 @@ class Cache:
             shutil.rmtree(leftover, ignore_errors=True)
 
 
-def default_root() -> Path:
-    return user_folder("CACHE") or private_folder()
-
-
 def private_folder() -> Path:
     """Return a folder for users without a home, below the temporary folder; no other user can write into it."""
     folder = Path(tempfile.gettempdir()) / f"draftree-{os.getuid()}"
@@ -348,14 +323,6 @@ def disk_full(name: str, folder: Path) -> WeightsError:
     )
 
 
-def make_durable(folder: Path) -> None:
-    """Flush every file below `folder` to the disk, so that the rename happens after the content is written."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            sync(path)
-    sync(folder)
-
-
 def sync(path: Path) -> None:
     if os.name == "nt":
         return  # Windows cannot flush a folder or a file that is open for reading only.
@@ -369,24 +336,27 @@ def sync(path: Path) -> None:
 HASHED_BYTES = 1 << 20
 
 
+def recorded_fingerprint(path: Path, cache: Cache) -> str | None:
+    """Return the cached sha256 of a file; None if there is none, or size, times or inode changed since."""
+    status = status_of(path)
+    try:
+        known = read_json(_fingerprint_file(status, cache))
+        return str(known["sha256"]) if {key: known[key] for key in status} == status else None
+    except (OSError, *MALFORMED):
+        return None  # a missing or damaged record only costs another read of the file
+
+
 def fingerprint(path: Path, cache: Cache, *, progress: Progress) -> str:
     """Return the sha256 of the content; read again only if size, times or inode changed since the last read."""
-    path = path.resolve()
-    seen, note = status_of(path), _fingerprint_file(path, cache)
-    if (known := _recorded_fingerprint(note, seen)) is not None:
+    if (known := recorded_fingerprint(path, cache)) is not None:
         return known
-    sha256 = file_sha256(path, on_bytes=lambda done: progress("check", done, seen["num_bytes"]))
+    status = status_of(path)
+    sha256 = file_sha256(path, on_bytes=lambda done: progress("check", done, status["num_bytes"]))
     try:
-        write_json(note, seen | {"sha256": sha256})
+        write_json(_fingerprint_file(status, cache), status | {"sha256": sha256})
     except OSError as error:
         logger.info("the sum of '%s' is not cached: %s", path, error)
     return sha256
-
-
-def is_fingerprinted(path: Path, cache: Cache) -> bool:
-    """Return whether the sha256 of the file is cached; `fingerprint` then does not read it."""
-    path = path.resolve()
-    return _recorded_fingerprint(_fingerprint_file(path, cache), status_of(path)) is not None
 
 
 def status_of(path: Path) -> dict[str, Any]:
@@ -402,16 +372,8 @@ def status_of(path: Path) -> dict[str, Any]:
     }
 
 
-def _fingerprint_file(path: Path, cache: Cache) -> Path:
-    return cache.root / "fingerprints" / f"{hashlib.sha256(str(path).encode()).hexdigest()[:16]}.json"
-
-
-def _recorded_fingerprint(note: Path, seen: dict[str, Any]) -> str | None:
-    try:
-        known = read_json(note)
-        return str(known["sha256"]) if {key: known[key] for key in seen} == seen else None
-    except (OSError, *MALFORMED):
-        return None  # a missing or damaged record only costs another read of the file
+def _fingerprint_file(status: Mapping[str, Any], cache: Cache) -> Path:
+    return cache.root / "fingerprints" / f"{hashlib.sha256(status['path'].encode()).hexdigest()[:16]}.json"
 
 
 def file_sha256(path: Path, *, on_bytes: Callable[[int], None]) -> str:

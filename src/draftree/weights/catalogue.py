@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["CATALOGUE", "CatalogueEntry", "Package"]
-
 MEBIBYTE = 1 << 20
 
 
@@ -22,10 +20,6 @@ class Package:
     version: str
     member: str
     num_bytes: int
-
-    def is_same_archive(self, other: Package) -> bool:
-        """Return whether another member lies in the same archive, which is downloaded once."""
-        return (self.registry, self.name, self.version) == (other.registry, other.name, other.version)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

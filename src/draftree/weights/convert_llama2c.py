@@ -29,8 +29,6 @@ from draftree.weights.tokenizers_from_pieces import (
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["LLAMA2C_CONVERTER", "Llama2cHeader", "convert_llama2c", "read_tensors", "read_tokenizer"]
-
 LLAMA2C_CONVERTER = "llama2c-1"  # changes whenever the same file would convert to a different folder
 
 HEADER = struct.Struct("<7i")
@@ -40,6 +38,19 @@ RMS_NORM_EPS = 1e-5
 ROPE_THETA = 10_000.0
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
+
+LAYER_TENSORS = {
+    "input_layernorm": "attention_norm",
+    "self_attn.q_proj": "wq",
+    "self_attn.k_proj": "wk",
+    "self_attn.v_proj": "wv",
+    "self_attn.o_proj": "wo",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "w1",
+    "mlp.down_proj": "w2",
+    "mlp.up_proj": "w3",
+}
+"""Modules of a layer of transformers, and the tensors of `run.c`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,26 +107,51 @@ def convert_llama2c(source: Path, folder: Path, *, progress: Progress) -> None:
         folder,
         model_type="llama",
         model_class="LlamaForCausalLM",
-        settings=llama_settings(header),
+        settings={
+            "vocab_size": header.vocab_size,
+            "hidden_size": header.dim,
+            "intermediate_size": header.hidden_dim,
+            "num_hidden_layers": header.num_layers,
+            "num_attention_heads": header.num_heads,
+            "num_key_value_heads": header.num_kv_heads,
+            "head_dim": header.head_dim,
+            "max_position_embeddings": header.context_length,
+            "rms_norm_eps": RMS_NORM_EPS,
+            "rope_parameters": {"rope_theta": ROPE_THETA, "rope_type": "default"},
+            "tie_word_embeddings": header.shares_output,
+            "bos_token_id": BOS,
+            "eos_token_id": EOS,
+            "pad_token_id": EOS,
+        },
         dtype="float32",
         # These models were trained with bos between the texts and without eos: bos ends a text.
         stop_ids=(BOS, EOS),
     )
     shapes = parameter_shapes(config)
     named = parameters(header, tensors)
-    write_safetensors(folder / "model.safetensors", shapes, in_order(shapes, named, progress), dtype="float32")
+    total_bytes = sum(values.nbytes for values in named.values())
+
+    def in_order() -> Iterator[tuple[str, torch.Tensor]]:
+        import torch
+
+        done_bytes = 0
+        for name in shapes:
+            yield name, torch.from_numpy(named[name].copy())
+            done_bytes += named[name].nbytes
+            progress("convert", done_bytes, total_bytes)
+
+    write_safetensors(folder / "model.safetensors", shapes, in_order(), dtype="float32")
 
 
 def read_header(source: Path, content: bytes) -> Llama2cHeader:
     if len(content) < HEADER.size:
         raise broken(source, f"it has {len(content)} bytes")
-    dim, hidden_dim, num_layers, num_heads, num_kv_heads, vocab_size, context = HEADER.unpack_from(content)
-    sizes = (dim, hidden_dim, num_layers, num_heads, num_kv_heads, abs(vocab_size), context)
-    if min(sizes) <= 0 or dim % num_heads or num_heads % num_kv_heads:
-        raise broken(source, f"its sizes {list(sizes)} do not describe a model")
-    return Llama2cHeader(
-        dim, hidden_dim, num_layers, num_heads, num_kv_heads, abs(vocab_size), context, shares_output=vocab_size > 0
-    )
+    *sizes, vocab_size, context = HEADER.unpack_from(content)
+    header = Llama2cHeader(*sizes, abs(vocab_size), context, shares_output=vocab_size > 0)
+    sizes += [abs(vocab_size), context]
+    if min(sizes) <= 0 or header.dim % header.num_heads or header.num_heads % header.num_kv_heads:
+        raise broken(source, f"its sizes {sizes} do not describe a model")
+    return header
 
 
 def read_tensors(source: Path, content: bytes, header: Llama2cHeader) -> tuple[dict[str, Array], int]:
@@ -143,36 +179,14 @@ def read_tokenizer(source: Path, content: bytes, vocab_size: int) -> tuple[list[
         position += 8
         spelled = content[position : position + length].decode("utf-8", errors="replace")
         position += length
-        pieces.append(piece_of(index, spelled))
         scores.append(score)
+        if index in (BOS, EOS):
+            pieces.append(spelled.strip())
+        elif FIRST_BYTE_PIECE <= index < FIRST_BYTE_PIECE + NUM_BYTE_PIECES:
+            pieces.append(f"<0x{index - FIRST_BYTE_PIECE:02X}>")
+        else:
+            pieces.append(spelled.replace(" ", WORD_START))
     return pieces, scores
-
-
-def piece_of(index: int, spelled: str) -> str:
-    if index in (BOS, EOS):
-        return spelled.strip()
-    if FIRST_BYTE_PIECE <= index < FIRST_BYTE_PIECE + NUM_BYTE_PIECES:
-        return f"<0x{index - FIRST_BYTE_PIECE:02X}>"
-    return spelled.replace(" ", WORD_START)
-
-
-def llama_settings(header: Llama2cHeader) -> dict[str, Any]:
-    return {
-        "vocab_size": header.vocab_size,
-        "hidden_size": header.dim,
-        "intermediate_size": header.hidden_dim,
-        "num_hidden_layers": header.num_layers,
-        "num_attention_heads": header.num_heads,
-        "num_key_value_heads": header.num_kv_heads,
-        "head_dim": header.head_dim,
-        "max_position_embeddings": header.context_length,
-        "rms_norm_eps": RMS_NORM_EPS,
-        "rope_parameters": {"rope_theta": ROPE_THETA, "rope_type": "default"},
-        "tie_word_embeddings": header.shares_output,
-        "bos_token_id": BOS,
-        "eos_token_id": EOS,
-        "pad_token_id": EOS,
-    }
 
 
 def parameters(header: Llama2cHeader, tensors: dict[str, Array]) -> dict[str, Array]:
@@ -180,34 +194,13 @@ def parameters(header: Llama2cHeader, tensors: dict[str, Array]) -> dict[str, Ar
     named = {"model.embed_tokens.weight": tensors["token_embedding"], "model.norm.weight": tensors["final_norm"]}
     if not header.shares_output:
         named["lm_head.weight"] = tensors["output"]
+    heads = {"wq": header.num_heads, "wk": header.num_kv_heads}
     for layer in range(header.num_layers):
-        place = f"model.layers.{layer}."
-        named |= {
-            place + "input_layernorm.weight": tensors["attention_norm"][layer],
-            place + "self_attn.q_proj.weight": pairs_to_halves(tensors["wq"][layer], header.num_heads),
-            place + "self_attn.k_proj.weight": pairs_to_halves(tensors["wk"][layer], header.num_kv_heads),
-            place + "self_attn.v_proj.weight": tensors["wv"][layer],
-            place + "self_attn.o_proj.weight": tensors["wo"][layer],
-            place + "post_attention_layernorm.weight": tensors["ffn_norm"][layer],
-            place + "mlp.gate_proj.weight": tensors["w1"][layer],
-            place + "mlp.down_proj.weight": tensors["w2"][layer],
-            place + "mlp.up_proj.weight": tensors["w3"][layer],
-        }
+        for module, tensor in LAYER_TENSORS.items():
+            values = tensors[tensor][layer]
+            values = pairs_to_halves(values, heads[tensor]) if tensor in heads else values
+            named[f"model.layers.{layer}.{module}.weight"] = values
     return named
-
-
-def in_order(
-    shapes: dict[str, tuple[int, ...]], named: dict[str, Array], progress: Progress
-) -> Iterator[tuple[str, torch.Tensor]]:
-    import torch
-
-    total_bytes = sum(values.nbytes for values in named.values())
-    done_bytes = 0
-    for name in shapes:
-        values = named[name]
-        yield name, torch.from_numpy(values.copy())
-        done_bytes += values.nbytes
-        progress("convert", done_bytes, total_bytes)
 
 
 def broken(source: Path, why: str) -> ModelLoadError:

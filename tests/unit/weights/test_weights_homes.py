@@ -21,7 +21,7 @@ from draftree.core.files import expanded, home_folder
 from draftree.loading.resolve import resolve_model
 from draftree.weights import cache as cache_module
 from draftree.weights import cache as sums
-from draftree.weights.cache import Cache, default_root, fingerprint, private_folder, silent
+from draftree.weights.cache import Cache, fingerprint, private_folder, silent
 
 needs_root = pytest.mark.skipif(
     os.name == "nt" or os.getuid() != 0, reason="only root may become another user or mount"
@@ -49,8 +49,8 @@ def test_without_a_home_the_cache_is_a_private_folder(
     if home is not None:
         monkeypatch.setenv("HOME", home)
     assert home_folder() is None
-    assert default_root() == stranger / f"draftree-{os.getuid()}"
-    assert default_root().stat().st_mode & 0o777 == 0o700
+    assert Cache().root == stranger / f"draftree-{os.getuid()}"
+    assert Cache().root.stat().st_mode & 0o777 == 0o700
     with pytest.raises(ConfigurationError, match="give a full path"):
         expanded("~/model")
     with pytest.raises(ConfigurationError, match="give a full path"):
@@ -62,7 +62,7 @@ def test_an_empty_home_is_that_of_the_user(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv("DRAFTREE_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     home = Path(pwd.getpwuid(os.getuid()).pw_dir)
-    assert default_root() == home / ".cache" / "draftree"
+    assert Cache().root == home / ".cache" / "draftree"
     assert expanded("~/model") == home / "model"
 
 
