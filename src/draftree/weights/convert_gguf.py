@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,14 +52,7 @@ class Architecture:
 
 
 def shared_settings(file: GgufFile) -> Settings:
-    prefix = file.metadata["general.architecture"]
-
-    def get(key: str, default: Any = None) -> Any:
-        value = file.metadata.get(f"{prefix}.{key}", default)
-        if value is None:
-            raise file.broken(f"it lacks the key '{prefix}.{key}'")
-        return value
-
+    get = file.setting
     if get("block_count") > len(file.tensors):
         raise file.broken(f"it declares {get('block_count')} layers and has {len(file.tensors)} tensors")
     num_heads, hidden_size = get("attention.head_count"), get("embedding_length")
@@ -86,11 +79,10 @@ def shared_settings(file: GgufFile) -> Settings:
 
 def rope_parameters(file: GgufFile, *, theta: float) -> Settings:
     """Return the rotary embedding parameters; a file's factors per frequency become transformers' longrope."""
-    prefix = file.metadata["general.architecture"]
     parameters: Settings = {"rope_theta": shortest_float(theta), "rope_type": "default"}
-    kind = file.metadata.get(f"{prefix}.rope.scaling.type", "none")
+    kind = file.setting("rope.scaling.type", "none")
     if kind == "linear":
-        factor = file.metadata[f"{prefix}.rope.scaling.factor"]
+        factor = file.setting("rope.scaling.factor")
         return parameters if factor == 1 else parameters | {"rope_type": "linear", "factor": shortest_float(factor)}
     if kind != "none":
         raise UnsupportedModelError(
@@ -99,9 +91,14 @@ def rope_parameters(file: GgufFile, *, theta: float) -> Settings:
         )
     if "rope_freqs.weight" in file.tensors:
         factors = [float(factor) for factor in file.read("rope_freqs.weight").ravel()]
-        context = file.metadata[f"{prefix}.context_length"]
-        parameters |= {"rope_type": "longrope", "short_factor": factors, "long_factor": factors}
-        parameters |= {"attention_factor": 1.0, "factor": 1.0, "original_max_position_embeddings": context}
+        parameters |= {
+            "rope_type": "longrope",
+            "short_factor": factors,
+            "long_factor": factors,
+            "attention_factor": 1.0,
+            "factor": 1.0,
+            "original_max_position_embeddings": file.setting("context_length"),
+        }
     return parameters
 
 
@@ -111,7 +108,7 @@ def _llama_settings(file: GgufFile) -> Settings:
 
 
 def dense_settings(file: GgufFile) -> Settings:
-    if file.metadata.get(f"{file.metadata['general.architecture']}.expert_count", 0):
+    if file.setting("expert_count", 0):
         raise UnsupportedModelError(
             f"'{file.path}' is a mixture of experts of an architecture that cannot be unpacked from GGUF: "
             "use the model's own folder"
@@ -120,32 +117,27 @@ def dense_settings(file: GgufFile) -> Settings:
 
 
 def expert_settings(file: GgufFile) -> Settings:
-    settings, prefix = shared_settings(file), file.metadata["general.architecture"]
-    keys = {
-        "num_experts": "expert_count",
-        "num_experts_per_tok": "expert_used_count",
-        "moe_intermediate_size": "expert_feed_forward_length",
-    }
-    if prefix == "qwen2moe":
-        keys["shared_expert_intermediate_size"] = "expert_shared_feed_forward_length"
-    for name, key in keys.items():
-        value = file.metadata.get(f"{prefix}.{key}")
-        if value is None:
-            raise file.broken(f"it lacks the key '{prefix}.{key}'")
-        settings[name] = value
+    settings, architecture = shared_settings(file), file.metadata["general.architecture"]
+    settings["num_experts"] = file.setting("expert_count")
+    settings["num_experts_per_tok"] = file.setting("expert_used_count")
+    settings["moe_intermediate_size"] = file.setting("expert_feed_forward_length")
+    if architecture == "qwen2moe":
+        settings["shared_expert_intermediate_size"] = file.setting("expert_shared_feed_forward_length")
     # the files do not say whether the weights of a row's experts are scaled to a sum of 1: Qwen3 does, Qwen2 does not
-    return settings | {"norm_topk_prob": prefix == "qwen3moe", "decoder_sparse_step": 1, "mlp_only_layers": []}
+    return settings | {"norm_topk_prob": architecture == "qwen3moe", "decoder_sparse_step": 1, "mlp_only_layers": []}
 
 
 def _gemma3_settings(file: GgufFile) -> Settings:
     settings = dense_settings(file)
     num_layers, num_heads = settings["num_hidden_layers"], settings["num_attention_heads"]
-    is_global = [(layer + 1) % GEMMA3_GLOBAL_EVERY == 0 for layer in range(num_layers)]
     # The one size whose attention is not scaled by its head size; llama.cpp also identifies it by its depth.
     wide = num_layers == GEMMA3_27B_LAYERS
     return settings | {
-        "sliding_window": file.metadata["gemma3.attention.sliding_window"],
-        "layer_types": ["full_attention" if whole else "sliding_attention" for whole in is_global],
+        "sliding_window": file.setting("attention.sliding_window"),
+        "layer_types": [
+            "sliding_attention" if layer % GEMMA3_GLOBAL_EVERY else "full_attention"
+            for layer in range(1, num_layers + 1)
+        ],
         "query_pre_attn_scalar": settings["hidden_size"] // num_heads if wide else settings["head_dim"],
         "rope_parameters": {
             "full_attention": settings["rope_parameters"],
@@ -216,8 +208,15 @@ ANSWER_END = "<|return|>"
 def save_gguf_tokenizer(file: GgufFile, folder: Path) -> None:
     pieces = _spelled_pieces(file)
     kinds = file.metadata.get("tokenizer.ggml.token_type", [])
-    roles = {role: token_id(file, key) for role, key in ROLES.items()}
+    roles = {role: index for role, key in ROLES.items() if (index := token_id(file, key)) is not None}
     special = {index for index, kind in enumerate(kinds) if kind == CONTROL} | set(end_ids(file))
+    # Older files lack the key: SentencePiece vocabularies begin every text with the bos token.
+    is_sentencepiece = file.metadata.get("tokenizer.ggml.model") == "llama"
+    adds_bos = bool(file.metadata.get("tokenizer.ggml.add_bos_token", is_sentencepiece))
+    if adds_bos and "bos_token" not in roles:
+        raise file.broken(
+            "texts of its model begin with a bos token, and it does not say which one (tokenizer.ggml.bos_token_id)"
+        )
     settings = TokenizerSettings(
         special=tuple(sorted(special)),
         # Runs of spaces match as ordinary pieces: text is normalized before the merges, after these are searched.
@@ -226,9 +225,9 @@ def save_gguf_tokenizer(file: GgufFile, folder: Path) -> None:
             for index, kind in enumerate(kinds)
             if kind == USER_DEFINED and WORD_START not in pieces[index] and index not in special
         ),
-        roles={role: index for role, index in roles.items() if index is not None},
-        adds_bos=_adds_bos(file),
-        context_length=file.metadata[f"{file.metadata['general.architecture']}.context_length"],
+        roles=roles,
+        adds_bos=adds_bos,
+        context_length=file.setting("context_length"),
         chat_template=file.metadata.get("tokenizer.chat_template"),
     )
     save_tokenizer(_built_tokenizer(file, pieces), pieces, settings, folder=folder)
@@ -248,42 +247,31 @@ def _spelled_pieces(file: GgufFile) -> list[str]:
 def token_id(file: GgufFile, role: str) -> int | None:
     """Return the id of the token with a role, such as "bos"; None if the file declares none."""
     key = f"tokenizer.ggml.{role}_token_id"
-    found = file.metadata.get(key)
+    index = file.metadata.get(key)
     count = len(file.metadata.get("tokenizer.ggml.tokens", ()))
-    if found is None:
-        return None
-    if not isinstance(found, int) or not 0 <= found < count:
-        raise file.broken(f"{key} is {found}, and its vocabulary has {count} pieces")
-    return found
+    if index is not None and (not isinstance(index, int) or not 0 <= index < count):
+        raise file.broken(f"{key} is {index}, and its vocabulary has {count} pieces")
+    return index
 
 
 def end_ids(file: GgufFile) -> tuple[int, ...]:
     """Return the tokens that end a text: those that the file declares, and the `TURN_ENDS` in its vocabulary."""
     pieces = {piece: index for index, piece in enumerate(_spelled_pieces(file))}
-    declared = (token_id(file, role) for role in END_ROLES)
+    declared = [index for role in END_ROLES if (index := token_id(file, role)) is not None]
     named = TURN_ENDS - ({MESSAGE_END} if ANSWER_END in pieces else set())
-    found = [index for index in declared if index is not None]
-    return tuple(dict.fromkeys([*found, *sorted(pieces[piece] for piece in named if piece in pieces)]))
-
-
-def _adds_bos(file: GgufFile) -> bool:
-    # Older files lack the key: SentencePiece vocabularies begin every text with the bos token.
-    default = file.metadata.get("tokenizer.ggml.model") == "llama"
-    is_added = bool(file.metadata.get("tokenizer.ggml.add_bos_token", default))
-    if is_added and token_id(file, "bos") is None:
-        raise file.broken(
-            "texts of its model begin with a bos token, and it does not say which one (tokenizer.ggml.bos_token_id)"
-        )
-    return is_added
+    return tuple(dict.fromkeys([*declared, *sorted(pieces[piece] for piece in named if piece in pieces)]))
 
 
 def _built_tokenizer(file: GgufFile, pieces: list[str]) -> Tokenizer:
     kind = file.metadata.get("tokenizer.ggml.model")
     if kind == "llama":
         unknown = token_id(file, "unknown")
+        # Gemma's scores do not give the order of merges; its pieces are stored in that order.
+        is_gemma = file.metadata["general.architecture"].startswith("gemma")
+        scores = file.metadata["tokenizer.ggml.scores"] if not is_gemma else ()
         return sentencepiece_tokenizer(
             pieces,
-            _merge_ranks(file, len(pieces)),
+            list(range(len(pieces))) if is_gemma else [-score for score in scores],
             starts_with_space=bool(file.metadata.get("tokenizer.ggml.add_space_prefix", True)),
             unknown=None if unknown is None else pieces[unknown],
         )
@@ -297,13 +285,6 @@ def _built_tokenizer(file: GgufFile, pieces: list[str]) -> Tokenizer:
     )
 
 
-def _merge_ranks(file: GgufFile, num_pieces: int) -> list[float]:
-    if file.metadata["general.architecture"].startswith("gemma"):
-        # Gemma's scores do not give the order of merges; its pieces are stored in that order.
-        return list(range(num_pieces))
-    return [-score for score in file.metadata["tokenizer.ggml.scores"]]
-
-
 JOINED = "+"  # between the names of tensors that make one parameter
 GGUF_CONVERTER = "gguf-2"  # changes whenever the same file would convert to a different folder
 
@@ -311,26 +292,79 @@ EXPERTS = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj")
 TENSORS_READ_ELSEWHERE = frozenset({"rope_freqs.weight"})
 
 
+class GgufModel:
+    """A GGUF file by the parameters of its model in transformers.
+
+    `sources` maps each to its tensor. Gate and up projections of experts are two tensors of the file, whose names are
+    joined by `JOINED`.
+    """
+
+    def __init__(self, file: GgufFile, settings: Settings, sources: dict[str, str]) -> None:
+        self.file, self.settings, self.sources = file, settings, sources
+        self._architecture = ARCHITECTURES[file.metadata["general.architecture"]]
+
+    def parts(self, name: str) -> list[str]:
+        return self.sources[name].split(JOINED)
+
+    def num_bytes(self, name: str) -> int:
+        return sum(self.file.tensor(part).num_bytes for part in self.parts(name))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a parameter; tensors of one shape are joined in their last dimension but one."""
+        parts = self.parts(name)
+        shapes = [self.file.tensor(part).shape for part in parts]
+        if len(shapes) == 1:
+            return shapes[0]
+        if len(set(shapes)) > 1 or len(shapes[0]) != 3:
+            raise self.file.broken(f"the tensors {parts} have the shapes {shapes}")
+        experts, outputs, inputs = shapes[0]
+        return experts, len(shapes) * outputs, inputs
+
+    def read(self, name: str) -> Array:
+        """Return the values of a parameter in the layout of transformers, float32, contiguous."""
+        parts = [self.file.read(part) for part in self.parts(name)]
+        return self.restored(name, parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-2))
+
+    def restored(self, name: str, values: Array) -> Array:
+        values = self._architecture.restore(name, values, self.settings)
+        return np.require(values, requirements=["C", "W"])
+
+
 def convert_gguf(source: Path, folder: Path, *, dtype: Dtype, progress: Progress) -> None:
     """Write configuration, weights (rounded to `dtype`) and tokenizer of a GGUF file into the empty `folder`."""
-    file = GgufFile(source)
+    model, shapes = save_description(GgufFile(source), folder, dtype=dtype)
+    total_bytes = sum(map(model.num_bytes, shapes))
+
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        import torch
+
+        done_bytes = 0
+        for name in shapes:
+            values = model.read(name)
+            if not np.isfinite(values).all():
+                raise ModelLoadError(
+                    f"'{source}' is damaged: tensor '{model.sources[name]}' has values that are not finite"
+                )
+            yield name, torch.from_numpy(values)
+            done_bytes += model.num_bytes(name)
+            progress("convert", done_bytes, total_bytes)
+
+    write_safetensors(folder / "model.safetensors", shapes, tensors(), dtype=dtype)
+
+
+def save_description(file: GgufFile, folder: Path, *, dtype: Dtype) -> tuple[GgufModel, dict[str, tuple[int, ...]]]:
+    """Write tokenizer and configuration; return the model, and the shapes of its parameters."""
     try:
         with panics_as_errors():
-            architecture, settings, shapes = save_description(file, folder, dtype=dtype)
-            sources = tensor_sources(file, shapes)
+            return _saved_description(file, folder, dtype)
     except (DraftreeError, OSError):
         raise
     except Exception as error:
         # Damaged metadata can fail anywhere in the libraries that build a model from it.
         raise file.broken(f"its metadata do not describe a model ({error})") from error
-    tensors = unpacked(file, architecture, settings=settings, sources=sources, progress=progress)
-    write_safetensors(folder / "model.safetensors", shapes, tensors, dtype=dtype)
 
 
-def save_description(
-    file: GgufFile, folder: Path, *, dtype: Dtype
-) -> tuple[Architecture, dict[str, Any], dict[str, tuple[int, ...]]]:
-    """Write tokenizer and configuration; returns the architecture, the settings and the shapes of the weights."""
+def _saved_description(file: GgufFile, folder: Path, dtype: Dtype) -> tuple[GgufModel, dict[str, tuple[int, ...]]]:
     name = file.metadata.get("general.architecture")
     if name not in ARCHITECTURES:
         raise UnsupportedModelError(
@@ -358,84 +392,33 @@ def save_description(
         dtype=dtype,
         stop_ids=ends if len(ends) > 1 else (),
     )
-    return architecture, settings, parameter_shapes(config)
+    model, shapes = GgufModel(file, settings, {}), parameter_shapes(config)
+    _find_sources(model, shapes)
+    return model, shapes
 
 
-def tensor_sources(file: GgufFile, shapes: dict[str, tuple[int, ...]]) -> dict[str, str]:
-    """Map every parameter of the model to its GGUF tensor; each tensor of the file must be used, and match in shape.
-
-    Gate and up projections of experts are two tensors of the file: their names are joined by `JOINED`.
-    """
+def _find_sources(model: GgufModel, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Find the tensor of every parameter; each tensor of the file must be used, and match in shape."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
-    name = file.metadata["general.architecture"]
+    file, name = model.file, model.file.metadata["general.architecture"]
     arch = next(arch for arch, spelled in MODEL_ARCH_NAMES.items() if spelled == name)
-    names = get_tensor_name_map(arch, file.metadata[f"{name}.block_count"])
-    sources: dict[str, str] = {}
+    names = get_tensor_name_map(arch, file.setting("block_count"))
     for parameter, shape in shapes.items():
-        source = expert_sources(parameter) or names.get_name(parameter, try_suffixes=(".weight", ".bias"))
+        source: str | None
+        if expert := EXPERTS.fullmatch(parameter):
+            parts = ("gate", "up") if expert[2] == "gate_up" else ("down",)
+            source = JOINED.join(f"blk.{expert[1]}.ffn_{part}_exps.weight" for part in parts)
+        else:
+            source = names.get_name(parameter, try_suffixes=(".weight", ".bias"))
         if source is None:
             raise UnsupportedModelError(f"'{file.path}': no GGUF tensor is known for the parameter '{parameter}'")
-        found = joined_shape(file, source)
-        if found != shape:
-            raise file.broken(f"tensor '{source}' has the shape {list(found)}, and its metadata declare {list(shape)}")
-        sources[parameter] = source
-    used = {name for source in sources.values() for name in source.split(JOINED)}
+        model.sources[parameter] = source
+        if (stored := model.shape(parameter)) != shape:
+            raise file.broken(f"tensor '{source}' has the shape {list(stored)}, and its metadata declare {list(shape)}")
+    used = {part for parameter in shapes for part in model.parts(parameter)}
     if unused := sorted(set(file.tensors) - used - TENSORS_READ_ELSEWHERE):
         raise UnsupportedModelError(
             f"'{file.path}' holds tensors that do not belong to a model of its architecture '{name}' "
             f"({', '.join(unused[:3])}): use the model's own folder"
         )
-    return sources
-
-
-def expert_sources(parameter: str) -> str | None:
-    """Return the tensors of the experts of a layer; None for other parameters."""
-    found = EXPERTS.fullmatch(parameter)
-    if found is None:
-        return None
-    parts = ("gate", "up") if found[2] == "gate_up" else ("down",)
-    return JOINED.join(f"blk.{found[1]}.ffn_{part}_exps.weight" for part in parts)
-
-
-def joined_shape(file: GgufFile, source: str) -> tuple[int, ...]:
-    """Return the shape of a tensor, or of several of the same shape that are joined in their last dimension but one."""
-    shapes = [file.tensor(name).shape for name in source.split(JOINED)]
-    if len(shapes) == 1:
-        return shapes[0]
-    if len(set(shapes)) > 1 or len(shapes[0]) != 3:
-        raise file.broken(f"the tensors {source.split(JOINED)} have the shapes {shapes}")
-    experts, outputs, inputs = shapes[0]
-    return experts, len(shapes) * outputs, inputs
-
-
-def read_joined(file: GgufFile, source: str) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Return the values of a tensor, or of several that are joined, float32."""
-    parts = [file.read(name) for name in source.split(JOINED)]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-2)
-
-
-def joined_bytes(file: GgufFile, source: str) -> int:
-    return sum(file.tensor(name).num_bytes for name in source.split(JOINED))
-
-
-def unpacked(
-    file: GgufFile,
-    architecture: Architecture,
-    *,
-    settings: dict[str, Any],
-    sources: dict[str, str],
-    progress: Progress,
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every parameter in the layout of transformers, in float32."""
-    import torch
-
-    total_bytes = sum(joined_bytes(file, source) for source in sources.values())
-    done_bytes = 0
-    for parameter, source in sources.items():
-        values = architecture.restore(parameter, read_joined(file, source), settings)
-        if not np.isfinite(values).all():
-            raise ModelLoadError(f"'{file.path}' is damaged: tensor '{source}' has values that are not finite")
-        yield parameter, torch.from_numpy(np.require(values, requirements=["C", "W"]))
-        done_bytes += joined_bytes(file, source)
-        progress("convert", done_bytes, total_bytes)

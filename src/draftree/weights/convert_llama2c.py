@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +64,7 @@ class Llama2cHeader:
     num_kv_heads: int
     vocab_size: int
     context_length: int
-    shares_output: bool
+    shares_output: bool = field(kw_only=True)
 
     @property
     def head_dim(self) -> int:
@@ -146,12 +146,11 @@ def convert_llama2c(source: Path, folder: Path, *, progress: Progress) -> None:
 def read_header(source: Path, content: bytes) -> Llama2cHeader:
     if len(content) < HEADER.size:
         raise broken(source, f"it has {len(content)} bytes")
-    *sizes, vocab_size, context = HEADER.unpack_from(content)
-    header = Llama2cHeader(*sizes, abs(vocab_size), context, shares_output=vocab_size > 0)
-    sizes += [abs(vocab_size), context]
-    if min(sizes) <= 0 or header.dim % header.num_heads or header.num_heads % header.num_kv_heads:
+    dim, hidden_dim, num_layers, num_heads, num_kv_heads, vocab_size, context = HEADER.unpack_from(content)
+    sizes = [dim, hidden_dim, num_layers, num_heads, num_kv_heads, abs(vocab_size), context]
+    if min(sizes) <= 0 or dim % num_heads or num_heads % num_kv_heads:
         raise broken(source, f"its sizes {sizes} do not describe a model")
-    return header
+    return Llama2cHeader(*sizes, shares_output=vocab_size > 0)
 
 
 def read_tensors(source: Path, content: bytes, header: Llama2cHeader) -> tuple[dict[str, Array], int]:

@@ -209,7 +209,7 @@ def _saved_configuration(file: Ctranslate2File, folder: Path, tokenizer: Any) ->
         )
     mels = file.variable("encoder/conv1/weight").shape[1]
     end = token("endoftext")
-    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end)
+    ids: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end)
     ids["decoder_start_token_id"] = token("startoftranscript")
     sizes: dict[str, Any] = {}
     for side, positions in (("encoder", "max_source_positions"), ("decoder", "max_target_positions")):

@@ -57,7 +57,7 @@ def check_sizes(
                 f"'{source}' declares {layers} layers, and the weight files hold {num_tensors} tensors; "
                 f"{get_again(source.parent)}"
             )
-        if None in (num_values, width, vocabulary) or "embedding_size" in part:
+        if num_values is None or width is None or vocabulary is None or "embedding_size" in part:
             continue
         if width * vocabulary > num_values:
             raise ModelLoadError(

@@ -10,64 +10,42 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.core.errors import DraftreeError, ModelLoadError, panics_as_errors
+from draftree.core.errors import ModelLoadError
 from draftree.core.files import MALFORMED, get_again, read_json
 from draftree.weights.cache import Cache, Progress, fingerprint
-from draftree.weights.convert_gguf import (
-    ARCHITECTURES,
-    GGUF_CONVERTER,
-    JOINED,
-    Architecture,
-    joined_shape,
-    read_joined,
-    save_description,
-    tensor_sources,
-)
-from draftree.weights.gguf_file import GgufFile, read_gguf
+from draftree.weights.convert_gguf import GGUF_CONVERTER, GgufModel, save_description
+from draftree.weights.gguf_file import read_gguf
 from draftree.weights.install import BLOCK_FACTS, block_folder_name
 
 
-class BlockFile:
-    def __init__(
-        self, file: GgufFile, architecture: Architecture, *, settings: dict[str, Any], sources: dict[str, str]
-    ) -> None:
-        self._file, self._architecture, self._settings = file, architecture, settings
-        self.sources = sources
-
+class BlockFile(GgufModel):
     def kind(self, name: str) -> str:
-        parts = self.sources[name].split(JOINED)
-        return self._file.kind_of(max(parts, key=lambda part: self._file.tensor(part).num_bytes))
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return joined_shape(self._file, self.sources[name])
+        return self.file.kind_of(max(self.parts(name), key=lambda part: self.file.tensor(part).num_bytes))
 
     def values(self, name: str) -> Tensor:
-        found = self._architecture.restore(name, read_joined(self._file, self.sources[name]), self._settings)
-        return torch.from_numpy(np.require(found, requirements=["C", "W"]))
+        return torch.from_numpy(self.read(name))
 
     def rows(self, name: str) -> Tensor:
         """Return the bytes of a matrix as a view of the file, shape (rows, bytes of a row), uint8."""
-        return torch.from_numpy(self._file.rows(self.sources[name]))
+        return torch.from_numpy(self.file.rows(self.sources[name]))
 
     def expert(self, name: str, expert: int) -> tuple[tuple[str, Tensor], ...]:
         """Return kind and bytes of the matrices of one expert, as views of the file, shape (rows, bytes of a row)."""
-        found = []
-        for source in self.sources[name].split(JOINED):
-            rows = self._file.tensor(source).shape[1]
-            own = self._file.rows(source)[expert * rows : (expert + 1) * rows]
-            found.append((self._file.kind_of(source), torch.from_numpy(own)))
-        return tuple(found)
+        matrices = []
+        for part in self.parts(name):
+            count = self.file.tensor(part).shape[1]
+            rows = self.file.rows(part)[expert * count : (expert + 1) * count]
+            matrices.append((self.file.kind_of(part), torch.from_numpy(rows)))
+        return tuple(matrices)
 
     def order(self, name: str) -> Tensor:
-        count = self._file.tensor(self.sources[name]).shape[0]
-        numbers = np.arange(count, dtype=np.float32)[:, None]
-        found = self._architecture.restore(name, numbers, self._settings)
-        return torch.from_numpy(found[:, 0].astype(np.int64))
+        numbers = np.arange(self.shape(name)[0], dtype=np.float32)[:, None]
+        return torch.from_numpy(self.restored(name, numbers)[:, 0].astype(np.int64))
 
     def release(self, name: str) -> None:
         """Release the mapped pages of a parameter; later reads load them again."""
-        for source in self.sources[name].split(JOINED):
-            self._file.release(source)
+        for part in self.parts(name):
+            self.file.release(part)
 
 
 def describe_blocks(path: Path, cache: Cache, *, progress: Progress) -> tuple[Path, BlockFile]:
@@ -80,25 +58,11 @@ def describe_blocks(path: Path, cache: Cache, *, progress: Progress) -> tuple[Pa
     with cache.locked(name):
         if not cache.holds(name, made_from):
             with cache.publish(name, {"source": path.name} | made_from) as fresh:
-                _describe(file, fresh, sha256)
-    architecture = ARCHITECTURES[file.metadata["general.architecture"]]
+                model, _ = save_description(file, fresh, dtype="bfloat16")
+                facts: dict[str, Any] = {"sha256": sha256, "settings": model.settings, "sources": model.sources}
+                (fresh / BLOCK_FACTS).write_text(json.dumps(facts), "utf-8")
     try:
         facts = read_json(folder / BLOCK_FACTS)
-        return folder, BlockFile(file, architecture, settings=facts["settings"], sources=facts["sources"])
+        return folder, BlockFile(file, facts["settings"], facts["sources"])
     except (OSError, *MALFORMED) as error:
         raise ModelLoadError(f"'{folder / BLOCK_FACTS}' is damaged ({error!r}); {get_again(folder)}") from None
-
-
-def _describe(file: GgufFile, folder: Path, sha256: str) -> None:
-    try:
-        with panics_as_errors():
-            _, settings, shapes = save_description(file, folder, dtype="bfloat16")
-        sources = tensor_sources(file, shapes)
-        (folder / BLOCK_FACTS).write_text(
-            json.dumps({"sha256": sha256, "settings": settings, "sources": sources}), "utf-8"
-        )
-    except (DraftreeError, OSError):
-        raise
-    except Exception as error:
-        # Damaged metadata can fail anywhere in the libraries that build a model from it.
-        raise file.broken(f"its metadata do not describe a model ({error})") from error

@@ -124,6 +124,14 @@ class GgufFile:
         shown = "".join(letter if letter.isprintable() else "?" for letter in why[:MAX_QUOTED])
         return ModelLoadError(f"'{self.path}' is not a readable GGUF file: {shown}; get the file again")
 
+    def setting(self, key: str, default: Any = None) -> Any:
+        """Return a value among the keys of the file's architecture; one without a default is required."""
+        key = f"{self.metadata.get('general.architecture')}.{key}"
+        value = self.metadata.get(key, default)
+        if value is None:
+            raise self.broken(f"it lacks the key '{key}'")
+        return value
+
     def tensor(self, name: str) -> GgufTensor:
         if name not in self.tensors:
             raise self.broken(f"it lacks the tensor '{name}'")
@@ -182,7 +190,13 @@ class GgufFile:
             if key in self.metadata:
                 raise self.broken(f"it has the key '{key}' twice")
             self.metadata[key] = self._value(self._scalar("I"))
-        infos = [self._tensor_info() for _ in range(num_tensors)]
+        infos = []
+        for _ in range(num_tensors):
+            name, num_dimensions = self._string(), self._scalar("I")
+            if num_dimensions > MAX_DIMENSIONS:
+                raise self.broken(f"tensor '{name}' has {num_dimensions} dimensions")
+            shape = tuple(self._scalar("Q") for _ in range(num_dimensions))[::-1]
+            infos.append((name, shape, self._scalar("I"), self._scalar("Q")))
         alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if isinstance(alignment, bool) or not isinstance(alignment, int) or alignment <= 0:
             raise self.broken(f"it declares an alignment of tensors to {str(alignment)[:MAX_QUOTED]} bytes")
@@ -193,14 +207,6 @@ class GgufFile:
             if offset % alignment:
                 raise self.broken(f"tensor '{name}' does not begin at a multiple of {alignment} bytes")
             self.tensors[name] = self._place(name, shape, kind=kind, first_byte=start + offset)
-
-    def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
-        name = self._string()
-        num_dimensions = self._scalar("I")
-        if num_dimensions > MAX_DIMENSIONS:
-            raise self.broken(f"tensor '{name}' has {num_dimensions} dimensions")
-        shape = tuple(self._scalar("Q") for _ in range(num_dimensions))[::-1]
-        return name, shape, self._scalar("I"), self._scalar("Q")
 
     def _place(self, name: str, shape: tuple[int, ...], *, kind: int, first_byte: int) -> GgufTensor:
         try:
@@ -297,16 +303,16 @@ def block_shares(file: GgufFile) -> tuple[BlockShare, ...]:
 
     Routers are left out: they are never quantized. The matrices of all experts of a layer count as one.
     """
-    found: dict[str, BlockShare] = {}
+    shares: dict[str, BlockShare] = {}
     for name, tensor in file.tensors.items():
         if len(tensor.shape) > 1 and not tensor.is_router:
             kind = file.kind_of(name)
-            one = found.get(kind, BlockShare(kind, 0, 0, 0))
-            num_weights, num_bytes = one.num_weights + math.prod(tensor.shape), one.num_bytes + tensor.num_bytes
-            found[kind] = BlockShare(kind, one.num_matrices + 1, num_weights, num_bytes)
-    return tuple(sorted(found.values(), key=lambda one: (-one.num_weights, one.kind)))
+            share = shares.get(kind, BlockShare(kind, 0, 0, 0))
+            num_weights, num_bytes = share.num_weights + math.prod(tensor.shape), share.num_bytes + tensor.num_bytes
+            shares[kind] = BlockShare(kind, share.num_matrices + 1, num_weights, num_bytes)
+    return tuple(sorted(shares.values(), key=lambda share: (-share.num_weights, share.kind)))
 
 
 def other_kinds(file: GgufFile) -> list[str]:
     """Return the kinds of a file's matrices that native kernels do not read, sorted."""
-    return sorted({one.kind for one in block_shares(file)} - set(KINDS))
+    return sorted({share.kind for share in block_shares(file)} - set(KINDS))
