@@ -17,7 +17,7 @@ import shutil
 import types
 import typing
 from collections import abc
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -31,7 +31,7 @@ from draftree.loading.records import Store, digest_of
 from draftree.models.base import CheckResult, Extend, Pass
 from draftree.models.check import EXACT_PARENTS, NATIVE_LENGTHS, exact_tokens, rounds_alike
 from draftree.models.native.blueprint import Blueprint
-from draftree.models.native.build import PACKING, NativeUnavailableError, working_folder
+from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.library import library
 from draftree.models.native.model import NativeModel
 from draftree.models.native.packed import PackedWeights
@@ -206,12 +206,20 @@ def _names_of(model: Path) -> set[str]:
     return {start_name(model, kind, packing) for kind in PACKED_AS for packing in packings}
 
 
+@contextlib.contextmanager
+def _packing_folder(place: Path) -> Iterator[Path]:
+    """Yield a temporary folder for the packed weights at a place, whose lock is held."""
+    cache, name = Cache(), f"{FOLDER}-{place.name}"
+    with cache.locked(name), cache.scratch(name) as work:
+        yield work
+
+
 def _keep(model: NativeModel, place: Path, facts: Mapping[str, Any]) -> None:
     """Write the packed weights of a model to a folder of the cache; log it if that is not possible."""
     packed = model.decoder.packed
     assert isinstance(packed, PackedWeights), "the weights were packed by this start"
     try:
-        with Cache().locked(f"{FOLDER}-{place.name}"), working_folder(place.parent, PACKING) as work:
+        with _packing_folder(place) as work:
             free = shutil.disk_usage(work).free
             if 2 * packed.num_bytes > free:
                 raise OSError(f"they would take {packed.num_bytes} of the {free} bytes that are free")
@@ -299,7 +307,7 @@ class PackedStart:
         if self._budget is None:
             return NativeModel(blueprint, weights, quantization=quantization)
         place = self._place
-        with Cache().locked(f"{FOLDER}-{place.name}"), working_folder(place.parent, PACKING) as work:
+        with _packing_folder(place) as work:
             fresh = work / "fresh"
             fresh.mkdir()
             logger.info("packing the weights of '%s' to '%s'", self.key.folder, place)

@@ -199,6 +199,7 @@ class Cache:
             raise unwritable(self.work, error) from error
         try:
             self._clear_unfinished(name)
+            self.sweep()
             yield
         finally:
             lock.release()
@@ -257,8 +258,6 @@ class Cache:
         """Remove the unfinished folders of all names that no living process works on."""
         from filelock import FileLock, Timeout
 
-        if not self.work.is_dir():
-            return
         for name in {path.name.partition(".part-")[0] for path in self.work.glob("*.part-*")}:
             with contextlib.suppress(Timeout), FileLock(self.work / f"{name}.lock", blocking=False):
                 self._clear_unfinished(name)

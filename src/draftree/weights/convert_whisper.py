@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -135,7 +135,8 @@ def convert_whisper(source: Path, folder: Path, *, progress: Progress) -> None:
     write_safetensors(folder / "model.safetensors", shapes, tensors(), dtype="float32")
 
 
-class Part(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Part:
     """One of the equal parts of a variable's rows."""
 
     variable: str

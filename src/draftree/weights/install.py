@@ -54,7 +54,6 @@ def install_entry(entry: CatalogueEntry, cache: Cache, *, fetch: bool = True, pr
             f"the model '{entry.name}' is not on this machine: run 'draftree models get {entry.name}' "
             f"({entry.download_bytes / 1e6:.0f} MB to download)"
         )
-    cache.sweep()
     with cache.locked(entry.name):
         if is_whole(folder, cache, made_from, warns=True):
             return folder

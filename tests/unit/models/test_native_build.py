@@ -361,40 +361,11 @@ def test_a_temporary_folder_of_others_is_not_used_either(tmp_path: Path, monkeyp
         built_library()
 
 
-@pytest.mark.parametrize(
-    ("kind", "host", "process", "is_old", "is_removed"),
-    [
-        (build.WORK, "ours", "ours", False, False),
-        (build.WORK, "ours", "ours", True, True),
-        (build.WORK, "ours", "none", False, True),
-        (build.WORK, "another", "none", False, False),
-        (build.WORK, "another", "none", True, True),
-        (build.PRIVATE, "ours", "ours", True, False),
-        (build.PRIVATE, "ours", "none", False, True),
-    ],
-)
-def test_which_leftovers_are_removed(
-    tmp_path: Path, kind: str, host: str, process: str, is_old: bool, is_removed: bool
-) -> None:
-    own, number = build._host(), str(os.getpid())
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    names = {"ours": number, "none": str(ended.pid)}
-    place = tmp_path / f"{kind}-{own if host == 'ours' else '0' * 8}-{names[process]}-abc"
-    place.mkdir()
-    (place / "library.so").write_text("half of one")
-    if is_old:
-        os.utime(place, (0, 0))
-    build.remove_leftovers(tmp_path, kind)
-    assert place.exists() != is_removed
-
-
-def test_a_folder_in_use_stays_when_the_clock_jumps(tmp_path: Path) -> None:
-    with build.working_folder(tmp_path) as work:
-        os.utime(work, (0, 0))
-        build.remove_leftovers(tmp_path, build.WORK)
-        assert work.exists()
-    assert not work.exists()
+def test_a_private_folder_in_use_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = build.private_folder()
+    assert build.private_folder() != folder
+    assert folder.exists()
 
 
 AVX512 = "avx2 fma f16c bmi2 popcnt avx512f avx512bw avx512cd avx512dq avx512vl"

@@ -23,14 +23,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from draftree.core.errors import ConfigurationError
+from draftree.core.errors import ConfigurationError, WeightsError
 from draftree.core.files import PathLock
 from draftree.core.host import cpu_info, usable_cores
 from draftree.weights.cache import Cache, sync
@@ -39,12 +38,9 @@ logger = logging.getLogger(__name__)
 
 SUFFIX = ".so"
 SUM_LENGTH = 32
-WORK, PRIVATE, PACKING = ".build", "draftree-native", ".packing"
+WORK, PRIVATE = ".build-", "draftree-native-"  # prefixes of temporary folders
 EXTRA_FLAGS = sum(getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK"))
 """A link is not followed, and opening a named pipe does not wait for a writer."""
-OTHERS, GROUP = stat.S_IWOTH, stat.S_IWGRP
-DEAD_SECONDS = {WORK: 3600, PRIVATE: 3600, PACKING: 86400}
-"""Age in seconds after which a working folder of another machine is abandoned."""
 
 
 def usable(folder: Path, prefix: str) -> Path | None:
@@ -94,36 +90,21 @@ def publish(fresh: Path, folder: Path, prefix: str) -> Path:
     return place
 
 
-def make_folder(folder: Path) -> None:
-    for missing in reversed([place for place in (folder, *folder.parents) if not place.exists()]):
-        missing.mkdir(mode=0o755, exist_ok=True)
-
-
-@contextlib.contextmanager
-def working_folder(folder: Path, kind: str = WORK) -> Iterator[Path]:
-    """Create a locked folder of this user inside `folder`, which is created if needed; remove it at the end.
-
-    Folders that ended processes left behind are removed, too.
-    """
-    make_folder(folder)
-    remove_leftovers(folder, kind)
-    work = Path(tempfile.mkdtemp(prefix=f"{kind}-{_host()}-{os.getpid()}-", dir=folder))
-    try:
-        lock = PathLock(work)
-    except OSError:  # not on every file system
-        lock = None
-    try:
-        yield work
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-        if lock is not None:
-            lock.release()
-
-
 def private_folder() -> Path:
+    """Return a new folder, removed at the end of this process; those of killed processes of this user are removed."""
     root = Path(tempfile.gettempdir())
-    remove_leftovers(root, PRIVATE)
-    folder = Path(tempfile.mkdtemp(prefix=f"{PRIVATE}-{_host()}-{os.getpid()}-", dir=root))
+    for place in root.glob(f"{PRIVATE}*"):
+        status = place.lstat()
+        if stat.S_ISDIR(status.st_mode) and (not hasattr(os, "geteuid") or status.st_uid == os.geteuid()):
+            with contextlib.suppress(OSError):  # in use, or on a file system without locks
+                lock = PathLock(place)
+                logger.info("removing '%s' of an ended process", place)
+                shutil.rmtree(place, ignore_errors=True)
+                lock.release()
+    fresh = Path(tempfile.mkdtemp(prefix=f".{PRIVATE}", dir=root))
+    with contextlib.suppress(OSError):
+        _private_locks.append(PathLock(fresh))  # before the folder has the name of a leftover
+    folder = fresh.rename(root / fresh.name[1:])
     owner = os.getpid()
 
     @atexit.register
@@ -134,56 +115,16 @@ def private_folder() -> Path:
     return folder
 
 
-def _host() -> str:
-    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
-
-
-def remove_leftovers(folder: Path, kind: str) -> None:
-    """Remove working folders of this user's ended processes."""
-    for place in folder.glob(f"{kind}-*-*-*"):
-        with contextlib.suppress(OSError, ValueError):
-            host, process = place.name.removeprefix(f"{kind}-").split("-")[:2]
-            status = place.lstat()
-            if not stat.S_ISDIR(status.st_mode) or (hasattr(os, "geteuid") and status.st_uid != os.geteuid()):
-                continue
-            is_gone = host == _host() and not _lives(int(process))
-            is_old = status.st_mtime < time.time() - DEAD_SECONDS[kind]
-            if is_gone or (is_old and (kind == WORK or host != _host()) and not _is_locked(place)):
-                logger.info("removing '%s' of an ended process", place)
-                shutil.rmtree(place, ignore_errors=True)
-
-
-def _is_locked(folder: Path) -> bool:
-    """Return whether a process works in a folder, however old the clock makes it."""
-    try:
-        PathLock(folder).release()
-    except BlockingIOError:
-        return True
-    except OSError:  # a file system without locks
-        return False
-    return False
-
-
-def _lives(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # another user's
-        return True
-    return True
-
-
 def why_untrusted(status: os.stat_result, name: str | os.PathLike[str]) -> str | None:
     """Return why another user could have written this file or folder; None if none could."""
     if not hasattr(os, "geteuid"):
         return None  # systems without owners and modes
     if status.st_uid not in (0, os.geteuid()):
         return f"'{os.fspath(name)}' belongs to user {status.st_uid}, not to user {os.geteuid()} or root"
-    is_sticky_folder = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
-    if is_sticky_folder:
+    if stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX:
         return None  # sticky bit: others can add files, but neither remove nor rename ours
-    if status.st_mode & OTHERS or (status.st_mode & GROUP and not _is_private(status.st_gid)):
+    is_shared = status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid)
+    if status.st_mode & stat.S_IWOTH or is_shared:
         return f"'{os.fspath(name)}' can be written by others: chmod go-w '{os.fspath(name)}'"
     return None
 
@@ -191,13 +132,10 @@ def why_untrusted(status: os.stat_result, name: str | os.PathLike[str]) -> str |
 def why_folder_untrusted(folder: Path) -> str | None:
     """Return the same for a folder and all folders above it; missing ones are skipped."""
     place = folder.resolve()
-    for one in (place, *place.parents):
-        try:
-            found = why_untrusted(one.stat(), one)
-        except FileNotFoundError:
-            continue
-        if found is not None:
-            return found
+    for part in (place, *place.parents):
+        with contextlib.suppress(FileNotFoundError):
+            if (reason := why_untrusted(part.stat(), part)) is not None:
+                return reason
     return None
 
 
@@ -207,10 +145,10 @@ def _is_private(group: int) -> bool:
     import pwd
 
     try:
-        user, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+        user, entry = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
     except KeyError:
         return False
-    return found.gr_name == user.pw_name and user.pw_gid == group and set(found.gr_mem) <= {user.pw_name}
+    return entry.gr_name == user.pw_name and user.pw_gid == group and set(entry.gr_mem) <= {user.pw_name}
 
 
 VARIABLE = "DRAFTREE_VARIANT"
@@ -310,7 +248,6 @@ PACKAGED = Path(__file__).with_name("lib")  # folder of the libraries in a wheel
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-pthread", "-w")
 """Flags of all variants. Contraction is off: fused products in only one copy of a loop would break exactness."""
-LOCK = ".lock"
 NO_ROOM = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EROFS)))
 """Compiler messages about a folder that cannot be written."""
 HOW_TO_GET_KERNELS = (
@@ -336,6 +273,7 @@ class _FolderError(NativeUnavailableError):
 
 
 _private: dict[str, Path] = {}  # libraries that this process compiled in private folders, by variant
+_private_locks: list[PathLock] = []
 
 
 def built_library(variant: Variant | None = None, *, in_cache: bool = True) -> Path:
@@ -358,6 +296,8 @@ def built_library(variant: Variant | None = None, *, in_cache: bool = True) -> P
             return path
         try:
             return _compiled_once([variant], folder)[variant]
+        except WeightsError as error:
+            reason = str(error)
         except (OSError, _FolderError) as error:
             reason = f"'{folder}' cannot be written ({first_reason(error)})"
     find_compiler()  # a missing one is the better reason
@@ -380,14 +320,13 @@ def build_all() -> dict[Variant, Path]:
     Variants that the compiler does not know are left out, with a warning.
     """
     folder = Cache().root / "native"
-    if (reason := _why_not_there(folder)) is not None:
-        raise NativeUnavailableError(f"the native kernels could not be compiled: {reason}")
-    try:
-        return _compiled_once(runnable_variants(), folder)
-    except OSError as error:
-        raise NativeUnavailableError(
-            f"the native kernels could not be compiled: '{folder}' cannot be written ({first_reason(error)})"
-        ) from error
+    reason = _why_not_there(folder)
+    if reason is None:
+        try:
+            return _compiled_once(runnable_variants(), folder)
+        except (OSError, WeightsError) as error:
+            reason = f"'{folder}' cannot be written ({first_reason(error)})"
+    raise NativeUnavailableError(f"the native kernels could not be compiled: {reason}")
 
 
 def prefix_of(variant: Variant) -> str:
@@ -432,27 +371,14 @@ def _why_not_there(folder: Path) -> str | None:
 def _compiled_once(variants: Sequence[Variant], folder: Path) -> dict[Variant, Path]:
     """Return the libraries of a folder, where one process at a time compiles those that are missing."""
     find_compiler()
-    with _locked(folder):
+    with Cache().locked("native-kernels"):
+        for part in reversed([part for part in (folder, *folder.parents) if not part.exists()]):
+            part.mkdir(mode=0o755, exist_ok=True)  # whatever the umask
+        for leftover in folder.glob(f"{WORK}*"):  # of killed processes
+            shutil.rmtree(leftover, ignore_errors=True)
         present = {variant: path for variant in variants if (path := usable(folder, prefix_of(variant))) is not None}
         missing = [variant for variant in variants if variant not in present]
         return present | compile_variants(missing, folder) if missing else present
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    from filelock import FileLock, Timeout  # later starts compile nothing
-
-    make_folder(folder)
-    lock = FileLock(folder / LOCK)
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        logger.info("another process compiles native kernels: waiting for it")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def compile_variants(variants: Sequence[Variant], folder: Path) -> dict[Variant, Path]:
@@ -460,7 +386,9 @@ def compile_variants(variants: Sequence[Variant], folder: Path) -> dict[Variant,
     compiler = find_compiler()
     names = ", ".join(variant.name for variant in variants)
     logger.info("compiling native kernels (%s) with %s", names, shlex.join(compiler))
-    with working_folder(folder) as work:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=WORK, dir=folder, ignore_cleanup_errors=True) as name:
+        work = Path(name)
         sources = sorted(SOURCES, key=lambda source: -source.stat().st_size)
         steps = [
             (variant, source, work / f"{variant.name}-{source.stem}.o") for source in sources for variant in variants
