@@ -2,7 +2,7 @@
 
 * `search.BeamSearch` searches a batch of prompts: one forward pass of each model and one read from the device per step.
 * `sequence.SequenceSearch` is the search of one prompt on the host: live beams, finished hypotheses, the end rules.
-* `strategies.Strategy` chooses which continuations are candidates, on tensors by `candidates`; `scoring` turns logits
+* `strategies` choose which continuations are candidates, on tensors; `scoring` turns logits
   into candidates under the rules of `params.BeamSearchParams` and of a generation configuration.
 * `forest.Forest` keeps the beams as tentative trees in slots of the model.
 * `drafting.BeamDrafter` guesses the next beams, so that one pass may serve several steps.

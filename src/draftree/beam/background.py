@@ -72,14 +72,8 @@ class BeamWork(Background):
     @property
     def counts(self) -> BeamCounts:
         """Counts so far; from any thread."""
-        search = self._search
-        return BeamCounts(
-            search.num_running,
-            search.num_waiting,
-            self._num_finished,
-            search.stats.num_passes,
-            search.stats.num_rows,
-        )
+        search, stats = self._search, self._search.stats
+        return BeamCounts(search.num_running, search.num_waiting, self._num_finished, stats.num_passes, stats.num_rows)
 
     def add(self, prompt: BeamPrompt, params: BeamSearchParams, promise: Future[BeamResult]) -> None:
         """Queue a search.

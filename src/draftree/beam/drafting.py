@@ -7,15 +7,16 @@ and no step.
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 
-from draftree.beam.forest import Forest, Tip, gathered
+from draftree.beam.forest import Forest, Tip
 from draftree.beam.scoring import next_logprobs, run_pass
 from draftree.core.errors import ConfigurationError, InvalidRequestError
 from draftree.core.tensors import to_device, to_host
@@ -32,9 +33,9 @@ from draftree.sampling.params import SamplingParams
 from draftree.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from draftree.beam.candidates import Beam
     from draftree.beam.params import BeamSearchParams
     from draftree.beam.sequence import SequenceSearch
+    from draftree.beam.strategies import Beam
 
 MAX_NODES = 128
 """Maximum number of drafted nodes of a search that one pass scores."""
@@ -119,7 +120,7 @@ def require_draftable(model: LanguageModel, params: BeamSearchParams) -> None:
                 param=name,
             )
     for name, models in (("draft", [model]), ("models", params.models), ("lm_model", [params.lm_model])):
-        if any(one is not None and not one.supports_trees for one in models):
+        if any(model is not None and not model.supports_trees for model in models):
             raise InvalidRequestError(
                 f"{name}: a model accepts chains only, and drafts of several beams are a tree: set draft to 'none'",
                 param=name,
@@ -142,9 +143,9 @@ class RunnersUp(BeamDrafter):
 
     def _tree(self, search: SequenceSearch, beam: Beam) -> TokenTree:
         others = [
-            token
-            for parent, token in search.last_candidates
-            if parent == beam.tokens[:-1] and token != beam.tokens[-1] and token not in search.ends
+            candidate.token
+            for candidate in search.last_candidates
+            if candidate.parent.tokens == beam.tokens[:-1] and candidate.token not in (beam.tokens[-1], *search.ends)
         ]
         tokens = tuple(dict.fromkeys(others))[: self._count]
         return TokenTree(tokens, (ROOT,) * len(tokens))
@@ -172,27 +173,20 @@ class SequenceDrafts(BeamDrafter):
             nodes = max(1, MAX_NODES // len(search.live))
             budgets.append(Budget(min(nodes, 2 * depths[search]), depths[search]))
         trees = self._drafter.draft(states, budgets)
-        found: dict[SequenceSearch, list[Draft]] = {search: [] for search in depths}
+        drafts: dict[SequenceSearch, list[Draft]] = {search: [] for search in depths}
         for (search, beam), tree in zip(beams, trees, strict=True):
             if len(tree):
-                found[search].append((beam, tree))
-        return list(found.values())
-
-
-@dataclass(slots=True)
-class _Growing:
-    """Tree after a live beam."""
-
-    beam: Beam
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
+                drafts[search].append((beam, tree))
+        return list(drafts.values())
 
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A live beam, or a node of the tree after it."""
+    """A live beam, or node `index` of the tree after it, whose `tokens` and `parents` grow."""
 
-    tree: _Growing
+    beam: Beam
+    tokens: list[int]
+    parents: list[int]
     index: int
     tip: Tip
     score: float
@@ -221,62 +215,50 @@ class ModelBeams(BeamDrafter):
 
     def finish(self, search: SequenceSearch) -> None:
         """Close the slots."""
-        forest = self._forests.pop(search, None)
-        if forest is not None:
+        if forest := self._forests.pop(search, None):
             forest.close()
 
     def propose(self, depths: Mapping[SequenceSearch, int]) -> list[list[Draft]]:
         """Return trees of the best continuations, one pass for each level."""
-        trees = {search: [_Growing(beam) for beam in search.live] for search in depths}
-        nodes = {
-            search: [_Node(tree, ROOT, tree.beam.draft_tips[0], tree.beam.score) for tree in own]
-            for search, own in trees.items()
+        roots = {
+            search: [_Node(beam, [], [], ROOT, beam.draft_tips[0], beam.score) for beam in search.live]
+            for search in depths
         }
-        widths = {search: _width(search.params.beam_width) for search in depths}
+        nodes = dict(roots)
+        widths = {search: search.params.beam_width + max(2, search.params.beam_width // 2) for search in depths}
         levels = {search: max(1, min(depth, MAX_NODES // widths[search])) for search, depth in depths.items()}
         for level in range(max(levels.values())):
-            live = {search: nodes[search] for search in depths if level < levels[search] and nodes[search]}
-            if not live:
-                break
-            forests = [self._forests[search] for search in live]
-            while unread := [forest for forest in forests if not forest.is_complete]:
+            live = [search for search in depths if level < levels[search] and nodes[search]]
+            while unread := [self._forests[search] for search in live if not self._forests[search].is_complete]:
                 run_pass(self.model, unread)
-            nodes |= {
-                search: self._grow(search, own, widths[search], is_last=level + 1 == levels[search])
-                for search, own in live.items()
-            }
+            for search in live:
+                nodes[search] = self._grow(search, nodes[search], widths[search], is_last=level + 1 == levels[search])
         return [
-            [(tree.beam, TokenTree(tuple(tree.tokens), tuple(tree.parents))) for tree in own if tree.tokens]
-            for own in trees.values()
+            [(root.beam, TokenTree(tuple(root.tokens), tuple(root.parents))) for root in own if root.tokens]
+            for own in roots.values()
         ]
 
-    def _grow(self, search: SequenceSearch, nodes: Sequence[_Node], count: int, *, is_last: bool) -> list[_Node]:
+    @staticmethod
+    def _grow(search: SequenceSearch, nodes: Sequence[_Node], count: int, *, is_last: bool) -> list[_Node]:
         """Append the best continuations of all nodes; only nodes that a next level needs are put into the forest."""
         rows = [row for node in nodes if (row := node.tip.row) is not None]
-        logprobs = next_logprobs(gathered(rows), [search.params.temperature] * len(rows))
-        if search.ends:
-            logprobs[:, search.end_ids.to(logprobs.device)] = -math.inf
+        logprobs = next_logprobs(rows, [search.params.temperature] * len(rows))
+        logprobs[:, search.end_ids.to(logprobs.device)] = -math.inf
         totals = logprobs + to_device([node.score for node in nodes], logprobs.device, dtype=logprobs.dtype)[:, None]
         best = totals.reshape(-1).topk(min(count, totals.numel()))
-        read = to_host(torch.stack((best.values.double(), best.indices.double())))
-        forest = self._forests[search]
-        found = []
-        for score, flat in zip(*read, strict=True):
+        level = []
+        for score, flat in to_host(torch.stack((best.values.double(), best.indices.double()), dim=1)):
             if score == -math.inf or math.isnan(score):
                 continue
-            parent = nodes[int(flat) // totals.shape[1]]
-            token = int(flat) % totals.shape[1]
-            parent.tree.tokens.append(token)
-            parent.tree.parents.append(parent.index)
+            index, token = divmod(int(flat), totals.shape[1])
+            parent = nodes[index]
+            parent.tokens.append(token)
+            parent.parents.append(parent.index)
             if not is_last:
-                tip = forest.grow(parent.tip, token)
-                found.append(_Node(parent.tree, len(parent.tree.tokens) - 1, tip, score))
-        return found
-
-
-def _width(beam_width: int) -> int:
-    """Nodes of a level for a search of this width."""
-    return beam_width + max(2, beam_width // 2)
+                place = len(parent.tokens) - 1
+                child = parent.tip.child(token)
+                level.append(_Node(parent.beam, parent.tokens, parent.parents, place, child, score))
+        return level
 
 
 @final
@@ -299,7 +281,7 @@ class SeveralDrafters(BeamDrafter):
     def propose(self, depths: Mapping[SequenceSearch, int]) -> list[list[Draft]]:
         """Return the drafts of all."""
         each = [drafter.propose(depths) for drafter in self._drafters]
-        return [[draft for drafts in own for draft in drafts] for own in zip(*each, strict=True)]
+        return [list(itertools.chain(*drafts)) for drafts in zip(*each, strict=True)]
 
     def finish(self, search: SequenceSearch) -> None:
         """Finish in all."""
@@ -323,15 +305,15 @@ def beam_drafter(
     if not isinstance(draft, str):
         return ModelBeams(_fitting(getattr(draft, "model", draft), target))
     try:
-        found = [_one(part.strip(), target, tokenizer, load) for part in draft.split("+")]
+        drafters = [_drafter_of(part.strip(), target, tokenizer, load) for part in draft.split("+")]
     except ConfigurationError as error:
         raise InvalidRequestError(f"draft: {error}", param="draft") from error
-    if sum(isinstance(one, ModelBeams) for one in found) > 1:
+    if sum(isinstance(drafter, ModelBeams) for drafter in drafters) > 1:
         raise InvalidRequestError(f"draft '{draft}' names two models: name one", param="draft")
-    return found[0] if len(found) == 1 else SeveralDrafters(found)
+    return drafters[0] if len(drafters) == 1 else SeveralDrafters(drafters)
 
 
-def _one(spec: str, target: LanguageModel, tokenizer: Tokenizer | None, load: LoadModel) -> BeamDrafter:
+def _drafter_of(spec: str, target: LanguageModel, tokenizer: Tokenizer | None, load: LoadModel) -> BeamDrafter:
     if spec == RUNNERS_UP:
         return RunnersUp()
     kind, config = DRAFTERS.configure(DRAFTERS.parse(spec)[0])
@@ -341,13 +323,6 @@ def _one(spec: str, target: LanguageModel, tokenizer: Tokenizer | None, load: Lo
                 f"'{spec}' has options, but beam search with a draft model takes none: name only the model"
             )
         return ModelBeams(_fitting(load(config.name), target))
-    return SequenceDrafts(_reader(spec, kind, config, target, tokenizer), target.vocab_size)
-
-
-def _reader(
-    spec: str, kind: type[Drafter[Any]], config: Any, target: LanguageModel, tokenizer: Tokenizer | None
-) -> Drafter[Any]:
-    """Build a drafter that reads sequences only."""
     traits = kind.describe(config)
     for needed, what in (
         (traits.features, "hidden states of the model"),
@@ -366,7 +341,8 @@ def _reader(
         raise ConfigurationError(f"'{spec}' loads the model '{name}': use model:NAME")
 
     draw = next(draw for draw in (Draw.FREE, Draw.POINT, *traits.draws) if draw in traits.draws)
-    return kind(config, DraftContext(target, tokenizer, draw, shares_noise=False, load_model=refuse))
+    reader = kind(config, DraftContext(target, tokenizer, draw, shares_noise=False, load_model=refuse))
+    return SequenceDrafts(reader, target.vocab_size)
 
 
 def _fitting(model: object, target: LanguageModel) -> LanguageModel:

@@ -7,7 +7,8 @@ fork of the slot, where their own nodes are computed again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from draftree.core.errors import InvalidRequestError
 from draftree.core.tensors import to_device
 from draftree.core.tree import ROOT, TokenTree
-from draftree.models.base import Close, Commit, Edit, Extend, Fork, LanguageModel, Slot
+from draftree.models.base import Close, Commit, Extend, Fork, LanguageModel, Slot
 from draftree.models.source import EncoderDecoder, FeatureSource, HiddenSource, Source
 from draftree.sampling.decoding_rules import DecodingRules
 
@@ -50,11 +51,6 @@ class BeamPrompt:
     def length(self) -> int:
         """Number of tokens to which the lengths of sequences relate: those of the source, or of the prompt."""
         return len(self.tokens) if self.source is None else self.source_length
-
-
-def beam_prompt(prompt: Sequence[int] | BeamPrompt) -> BeamPrompt:
-    """Return token ids as the beginning of a causal model's sequence."""
-    return prompt if isinstance(prompt, BeamPrompt) else BeamPrompt(tuple(prompt))
 
 
 def require_source(model: LanguageModel, prompt: BeamPrompt, name: str) -> None:
@@ -109,7 +105,7 @@ class Trunk:
     wanted: set[int] = field(default_factory=set)
     rows: dict[int, Row] = field(default_factory=dict)
 
-    def child(self, parent: int, token: int, *, is_wanted: bool) -> int:
+    def child(self, parent: int, token: int, *, is_wanted: bool = True) -> int:
         """Return the node of a token after `parent`; a new one is computed by the next pass."""
         node = self.children.get((parent, token))
         if node is None:
@@ -120,56 +116,60 @@ class Trunk:
                 self.wanted.add(node)
         return node
 
-    def grown(self, node: int, tokens: Sequence[int]) -> int:
-        """Append a path after a node, of which only the last token's logits are wanted; returns its end."""
+    def grown(self, tokens: Sequence[int]) -> int:
+        """Append a path after the root, of which only the last token's logits are wanted; returns its end."""
+        node = ROOT
         for token in tokens:
             node = self.child(node, token, is_wanted=False)
         if node not in self.rows:
             self.wanted.add(node)
         return node
 
-    def live(self, tips: Sequence[int]) -> list[int]:
+    def note(self, job: Extend, logits: Tensor, first: int, attention: np.ndarray | None) -> int:
+        """Record a job that has been run; its rows of `logits` start at `first`. Returns the row after the last."""
+        for row, place in enumerate(job.logits_at or (), first):
+            weights = None if attention is None else attention[place]
+            self.rows[self.num_stored + place] = Row(logits, row, weights)
+            self.wanted.discard(self.num_stored + place)
+        self.num_stored += len(job.tokens)
+        return first + len(job.logits_at or ())
+
+    def live(self, tips: Iterable[int]) -> list[int]:
         """Return the nodes of the paths to these tips, ascending."""
-        found: set[int] = set()
-        for tip in tips:
-            node = tip
-            while node != ROOT and node not in found:
-                found.add(node)
+        live: set[int] = set()
+        for node in tips:
+            while node != ROOT and node not in live:
+                live.add(node)
                 node = self.parents[node]
-        return sorted(found)
+        return sorted(live)
 
     def scored_below(self, tips: Sequence[int]) -> list[int]:
         """Return the scored nodes after these tips, ascending."""
         below = set(tips)
-        found = []
         for node in range(min(tips) + 1, self.num_stored):
-            if self.parents[node] in below and node in self.rows and node not in below:
+            if self.parents[node] in below and node in self.rows:
                 below.add(node)
-                found.append(node)
-        return found
+        return sorted(below.difference(tips))
 
-    def common(self, live: Sequence[int], tips: Sequence[int]) -> list[int]:
-        """Return the path from the root that the paths to all tips share; stored nodes only, and no tip."""
-        path: list[int] = []
-        ends = set(tips)
+    def fork_of(self, live: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Return the only path from the root of a tree of live nodes, and the nodes in which it divides."""
         children: dict[int, list[int]] = {}
         for node in live:
             children.setdefault(self.parents[node], []).append(node)
-        node = ROOT
-        while len(below := children.get(node, [])) == 1:
-            node = below[0]
-            if node >= self.num_stored or node in ends:
-                break
-            path.append(node)
-        return path
+        path: list[int] = []
+        while len(below := children.get(path[-1] if path else ROOT, [])) == 1:
+            path += below
+        return path, below
+
+    def common(self, live: Sequence[int], tips: Iterable[int]) -> list[int]:
+        """Return the path from the root that the paths to all tips share; stored nodes only, and no tip."""
+        ends = set(tips)
+        path, _ = self.fork_of(live)
+        return list(itertools.takewhile(lambda node: node < self.num_stored and node not in ends, path))
 
     def tail(self, node: int, depth: int) -> list[int]:
         """Return the tokens of the path to a node, without the first `depth`."""
-        tokens = []
-        while node != ROOT:
-            tokens.append(self.tokens[node])
-            node = self.parents[node]
-        return tokens[::-1][depth:]
+        return [self.tokens[node] for node in self.live([node])][depth:]
 
     def keep(self, nodes: Sequence[int], end: int) -> Mapping[int, int]:
         """Drop all other nodes; `end`, the last committed one, becomes the root. Returns the new number of each node.
@@ -188,9 +188,8 @@ class Trunk:
     def own_rows(self) -> None:
         """Copy the logits that are kept, so that those of whole passes are freed and may be overwritten."""
         if self.rows:
-            nodes = list(self.rows)
             copied = torch.stack([row.logits[row.place] for row in self.rows.values()])
-            self.rows = {node: Row(copied, index, self.rows[node].attention) for index, node in enumerate(nodes)}
+            self.rows = {node: Row(copied, index, row.attention) for index, (node, row) in enumerate(self.rows.items())}
 
 
 @dataclass(slots=True)
@@ -204,6 +203,10 @@ class Tip:
     def row(self) -> Row | None:
         """Its logits; None if it is not scored."""
         return self.trunk.rows.get(self.node)
+
+    def child(self, token: int) -> Tip:
+        """Return the end after a token, which the next pass scores if it is new."""
+        return Tip(self.trunk, self.trunk.child(self.node, token))
 
 
 CHUNK = 512
@@ -229,60 +232,40 @@ class Forest:
     number of tokens in a slot.
     """
 
-    def __init__(self, model: LanguageModel, prompt: Sequence[int] | BeamPrompt, *, capacity: int, length: int) -> None:
+    def __init__(self, model: LanguageModel, prompt: BeamPrompt, *, capacity: int, length: int) -> None:
         self.model = model
         self._capacity = capacity if model.supports_trees else 1
         self._length = length
         self._is_read = False
         self.num_reused = 0
         model.reserve(model.num_open + 1, length)
-        opening = beam_prompt(prompt)
-        if opening.source is None:
+        if prompt.source is None:
             trunk = Trunk(model.open())
         else:
             assert isinstance(model, EncoderDecoder), "only encoder-decoder models are searched with a source"
-            trunk = Trunk(model.open_on(opening.source))
+            trunk = Trunk(model.open_on(prompt.source))
         self.trunks = [trunk]
-        self.root = Tip(trunk, trunk.grown(ROOT, opening.tokens))
+        self.root = Tip(trunk, trunk.grown(prompt.tokens))
 
     def jobs(self, chunk: int = CHUNK) -> list[tuple[Trunk, Extend]]:
         """Return the jobs of the next pass: a chunk of the prompt, or all nodes that are not stored.
 
         Rows of logits are requested for wanted nodes, and not before the end of the prompt.
         """
-        whole = self._is_read or self.root.node - self.trunks[0].num_stored < chunk
+        self._is_read = self._is_read or self.root.node - self.trunks[0].num_stored < chunk
         jobs = []
         for trunk in self.trunks:
             first = trunk.num_stored
-            end = len(trunk.tokens) if whole else first + chunk
+            end = len(trunk.tokens) if self._is_read else first + chunk
             if first == end:
                 continue
-            wanted = sorted(node - first for node in trunk.wanted)
+            wanted = sorted(node - first for node in trunk.wanted) if self._is_read else ()
             held = end + trunk.slot.length
             if held > self._length:
                 self._length = max(held, self._length * 3 // 2)
                 self.model.reserve(self.model.num_open, self._length)
-            job = Extend(trunk.slot, trunk.tokens[first:end], trunk.parents[first:end], wanted if whole else ())
-            jobs.append((trunk, job))
+            jobs.append((trunk, Extend(trunk.slot, trunk.tokens[first:end], trunk.parents[first:end], wanted)))
         return jobs
-
-    def note(
-        self,
-        jobs: Sequence[tuple[Trunk, Extend]],
-        logits: Tensor,
-        first: int,
-        attention: Sequence[np.ndarray] | None = None,
-    ) -> int:
-        """Record jobs that have been run; their rows of `logits` start at `first`. Returns the row after the last."""
-        for number, (trunk, job) in enumerate(jobs):
-            for place in job.logits_at or ():
-                weights = None if attention is None else attention[number][place]
-                trunk.rows[trunk.num_stored + place] = Row(logits, first, weights)
-                trunk.wanted.discard(trunk.num_stored + place)
-                first += 1
-            trunk.num_stored += len(job.tokens)
-        self._is_read = self._is_read or self.root.node < self.trunks[0].num_stored
-        return first
 
     @property
     def is_complete(self) -> bool:
@@ -291,20 +274,9 @@ class Forest:
 
     def extend(self, continuations: Sequence[tuple[Tip, int]]) -> list[Tip]:
         """Append a token to each of these beams and return the new ends; equal continuations share a node."""
-        tips = []
-        reused = set()
-        for tip, token in continuations:
-            node = tip.trunk.child(tip.node, token, is_wanted=True)
-            tips.append(Tip(tip.trunk, node))
-            if node in tip.trunk.rows:
-                reused.add((id(tip.trunk), node))
-        self.num_reused += len(reused)
+        tips = [tip.child(token) for tip, token in continuations]
+        self.num_reused += len({(id(tip.trunk), tip.node) for tip in tips if tip.row is not None})
         return tips
-
-    @staticmethod
-    def grow(tip: Tip, token: int) -> Tip:
-        """Append a token that the next pass scores; returns its end."""
-        return Tip(tip.trunk, tip.trunk.child(tip.node, token, is_wanted=True))
 
     @staticmethod
     def graft(tip: Tip, tree: TokenTree, max_nodes: int, ends: Sequence[int] = ()) -> int:
@@ -312,23 +284,14 @@ class Forest:
 
         No beam contains a token of `ends`: they and what follows them are left out.
         """
+        trunk = tip.trunk
         nodes: list[int | None] = []
-        before = len(tip.trunk.tokens)
+        before = len(trunk.tokens)
         for token, parent in zip(tree.tokens, tree.parents, strict=True):
             above = tip.node if parent == ROOT else nodes[parent]
-            if above is None or token in ends:
-                nodes.append(None)
-            elif (above, token) in tip.trunk.children or len(tip.trunk.tokens) - before < max_nodes:
-                nodes.append(tip.trunk.child(above, token, is_wanted=True))
-            else:
-                nodes.append(None)
-        return len(tip.trunk.tokens) - before
-
-    def advance(self, continuations: Sequence[tuple[Tip, int]]) -> list[Tip]:
-        """Do as `extend` and `settle`. Other beams end."""
-        tips = self.extend(continuations)
-        self.settle(tips)
-        return tips
+            fits = (above, token) in trunk.children or len(trunk.tokens) - before < max_nodes
+            nodes.append(trunk.child(above, token) if above is not None and token not in ends and fits else None)
+        return len(trunk.tokens) - before
 
     def settle(self, tips: Sequence[Tip]) -> None:
         """Close trunks without beams, split trunks that are too large, commit and drop nodes where that pays.
@@ -338,17 +301,12 @@ class Forest:
         by_trunk: dict[int, list[Tip]] = {}
         for tip in tips:
             by_trunk.setdefault(id(tip.trunk), []).append(tip)
-        edits: list[Edit] = []
+        self.model.apply([Close(trunk.slot) for trunk in self.trunks if id(trunk) not in by_trunk])
         kept: list[Trunk] = []
-        for trunk in list(self.trunks):
-            own = by_trunk.get(id(trunk))
-            if own is None:
-                edits.append(Close(trunk.slot))
-            else:
-                kept.append(trunk)
-                kept += self._settle(trunk, own)
+        for trunk in self.trunks:
+            if id(trunk) in by_trunk:
+                kept += [trunk, *self._settle(trunk, by_trunk[id(trunk)])]
                 trunk.own_rows()
-        self.model.apply(edits)
         self.trunks = kept
 
     def _settle(self, trunk: Trunk, tips: Sequence[Tip]) -> list[Trunk]:
@@ -372,8 +330,7 @@ class Forest:
 
     def _compact(self, trunk: Trunk, tips: Sequence[Tip], live: Sequence[int], path: Sequence[int]) -> None:
         """Commit a path, and keep the other live nodes only."""
-        on_path = set(path)
-        kept = [node for node in live if node not in on_path]
+        kept = sorted(set(live).difference(path))
         stored = [node for node in kept if node < trunk.num_stored]
         if path or len(stored) < trunk.num_stored:
             self.model.apply([Commit(trunk.slot, list(path), stored)])
@@ -383,48 +340,39 @@ class Forest:
 
     def _split(self, trunk: Trunk, tips: Sequence[Tip], path: Sequence[int]) -> list[Trunk]:
         """Move beams to forks until each trunk is within the capacity; returns the new trunks."""
-        groups = sorted(self._groups(trunk, tips), key=lambda group: -len(trunk.live([tip.node for tip in group])))
-        stay, moved = groups[0], groups[1:]
-        depth = len(path)
-        tails = [[(trunk.tail(tip.node, depth), tip.row) for tip in group] for group in moved]
-        live = trunk.live([tip.node for tip in stay])
+        groups = self._groups(trunk, tips)
+        stay, *moved = sorted(groups, key=lambda group: -len(trunk.live(tip.node for tip in group)))
+        tails = [[(trunk.tail(tip.node, len(path)), tip.row) for tip in group] for group in moved]
+        live = trunk.live(tip.node for tip in stay)
         trunk.rows = {tip.node: tip.row for tip in stay if tip.row is not None}
         self._compact(trunk, stay, live, path)
-        new = []
+        forks = []
         for group, ends in zip(moved, tails, strict=True):
             self.model.reserve(self.model.num_open + 1, self._length)
-            twin = Trunk(self.model.apply([Fork(trunk.slot, trunk.slot.length)])[0])
+            fork = Trunk(self.model.apply([Fork(trunk.slot, trunk.slot.length)])[0])
             for tip, (tail, row) in zip(group, ends, strict=True):
-                tip.trunk, tip.node = twin, twin.grown(ROOT, tail)
+                tip.trunk, tip.node = fork, fork.grown(tail)
                 if row is not None:
-                    twin.rows[tip.node] = row
-                    twin.wanted.discard(tip.node)
-            twin.own_rows()
-            new.append(twin)
-        return new
+                    fork.rows[tip.node] = row
+                    fork.wanted.discard(tip.node)
+            fork.own_rows()
+            forks.append(fork)
+        return forks
 
     def _groups(self, trunk: Trunk, tips: Sequence[Tip]) -> list[list[Tip]]:
         """Divide beams where their paths part, until each group is within the capacity or is one node."""
-        nodes = [tip.node for tip in tips]
-        live = trunk.live(nodes)
-        children: dict[int, list[int]] = {}
-        for node in live:
-            children.setdefault(trunk.parents[node], []).append(node)
-        node, depth = ROOT, 0
-        while len(below := children.get(node, [])) == 1:
-            node, depth = below[0], depth + 1
-        if len(live) - depth <= self._capacity or len(set(nodes)) == 1:
+        live = trunk.live(tip.node for tip in tips)
+        path, heads = trunk.fork_of(live)
+        if len(live) - len(path) <= self._capacity or len({tip.node for tip in tips}) == 1:
             return [list(tips)]
-        own: dict[int, int] = {}
-        for index, child in enumerate(children[node]):
-            own[child] = index
-        for descendant in live:  # ascending: a parent comes before its children
-            if descendant not in own and trunk.parents[descendant] in own:
-                own[descendant] = own[trunk.parents[descendant]]
-        parts: list[list[Tip]] = [[] for _ in children[node]]
+        part = {head: index for index, head in enumerate(heads)}
+        for node in live:  # ascending: a parent comes before its children
+            if trunk.parents[node] in part:
+                part.setdefault(node, part[trunk.parents[node]])
+        parts: list[list[Tip]] = [[] for _ in heads]
         for tip in tips:
-            parts[own[tip.node]].append(tip)
-        return [group for part in parts for group in self._groups(trunk, part)]
+            parts[part[tip.node]].append(tip)
+        return [group for members in parts for group in self._groups(trunk, members)]
 
     def close(self) -> None:
         """Close all slots."""

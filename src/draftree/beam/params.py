@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -57,34 +57,30 @@ def phrases(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         raise refuse(name, value, "a list of phrases, each a list of at least one token id")
     require_length(name, value, MAX_PHRASES, "phrases")
-    found = tuple(map(partial(TokenIds(), name), value))
-    if not all(found):
+    checked = tuple(map(partial(TokenIds(), name), value))
+    if not all(checked):
         raise refuse(name, value, "a list of phrases, each a list of at least one token id")
-    return found
+    return checked
 
 
-def prefix_function(name: str, value: Any) -> Any:
-    """Check for a function or None."""
-    if value is not None and not callable(value):
-        raise refuse(name, value, "a function of the prompt's index and the tokens so far")
-    return value
+def optional(kind: Any, allowed: str) -> Callable[[str, Any], Any]:
+    """Return a check for an instance of a type, or None."""
+
+    def check(name: str, value: Any) -> Any:
+        if not isinstance(value, kind | None):
+            raise refuse(name, value, allowed)
+        return value
+
+    return check
 
 
-def allowed_trie(name: str, value: Any) -> TokenTrie | None:
-    """Check for a trie or None."""
-    if value is not None and not isinstance(value, TokenTrie):
-        raise refuse(name, value, "a TokenTrie")
-    return value
-
-
-def length_bounds(name: str, value: Any) -> tuple[float, float, float, float] | None:
+def length_bounds(name: str, value: Any) -> tuple[float, ...] | None:
     """Check for four numbers, or None."""
     if value is None:
         return None
     if isinstance(value, str | bytes) or not isinstance(value, Sequence) or len(value) != 4:
         raise refuse(name, value, "four numbers min_a, min_b, max_a, max_b")
-    min_a, min_b, max_a, max_b = (_BOUND(name, item) for item in value)
-    return (min_a, min_b, max_a, max_b)
+    return tuple(_BOUND(name, item) for item in value)
 
 
 def optional_model(name: str, value: Any) -> Any:
@@ -93,9 +89,9 @@ def optional_model(name: str, value: Any) -> Any:
         return None
     from draftree.models.base import LanguageModel  # here, so that the command line's help does not wait for torch
 
-    for found in (value, getattr(value, "model", None)):
-        if isinstance(found, LanguageModel):
-            return found
+    for model in (value, getattr(value, "model", None)):
+        if isinstance(model, LanguageModel):
+            return model
     raise refuse(name, value, "an LLM or a LanguageModel")
 
 
@@ -108,83 +104,48 @@ def model_list(name: str, value: Any) -> tuple[Any, ...]:
     return tuple(optional_model(name, item) for item in value)
 
 
-def conflicts(params: BeamSearchParams) -> list[tuple[bool, str, str]]:
-    """Return whether each rule is broken, the parameter that it concerns, and what is allowed."""
+def conflicts(params: BeamSearchParams) -> Iterator[tuple[str, str]]:
+    """Yield each parameter that contradicts another, and what is allowed."""
     width = params.beam_width
     groups = params.num_beam_groups
     is_sampled = params.sampling != "none"
     constrained = bool(params.force_words_ids)
-    return [
-        (params.num_return_sequences > width, "num_return_sequences", f"it must be at most beam_width={width}"),
-        (
-            params.min_new_tokens > params.max_new_tokens and not params.max_len_ratio,
-            "min_new_tokens",
-            f"it must be at most max_new_tokens={params.max_new_tokens}",
-        ),
-        (
-            params.patience != 1.0 and params.early_stopping != "fcfs",
-            "patience",
-            "it counts finished sequences with early_stopping='fcfs' only: set that, or leave patience at 1",
-        ),
-        (
-            bool(params.unk_penalty) and params.unk_token_id is None,
-            "unk_penalty",
-            "it needs unk_token_id: give the id of the unknown token",
-        ),
-        (width % groups > 0, "num_beam_groups", f"it must divide beam_width={width}"),
-        (
-            groups == 1 and params.diversity_penalty != 0.0,
-            "diversity_penalty",
-            "it acts between groups: set num_beam_groups to 2 or more",
-        ),
-        (
-            params.diversity_discount != 0.0 and not params.diversity_penalty,
-            "diversity_discount",
-            "it weights diversity_penalty: set that too",
-        ),
-        (
-            (params.top_k != 0 or params.top_p != 1.0) and not is_sampled,
-            "top_k" if params.top_k else "top_p",
-            "it acts on draws: set sampling to 'beam' or 'independent'",
-        ),
-        (
-            sum((groups > 1, params.sibling_penalty != 0.0, is_sampled, constrained)) > 1,
-            "num_beam_groups" if groups > 1 else "sibling_penalty" if params.sibling_penalty else "sampling",
-            "num_beam_groups, sibling_penalty, sampling and force_words_ids exclude each other: keep one",
-        ),
-        (
-            params.prefix_allowed_tokens_fn is not None and params.allowed_trie is not None,
-            "allowed_trie",
-            "it excludes prefix_allowed_tokens_fn: keep one",
-        ),
-        (params.ordered and not constrained, "ordered", "it orders force_words_ids: give those"),
-        (params.strict and not constrained, "strict", "it concerns force_words_ids: give those"),
-        (
-            not params.count_prefix and not params.prefix_token_ids,
-            "count_prefix",
-            "it concerns prefix_token_ids: give those",
-        ),
-        (
-            params.prefix_bias_beta != 0.0 and not (params.prefix_token_ids and params.count_prefix),
-            "prefix_bias_beta",
-            "it needs prefix_token_ids, whose log-probabilities count",
-        ),
-        (
-            params.lm_weight != 1.0 and params.lm_model is None,
-            "lm_weight",
-            "it weights lm_model: give that",
-        ),
-        (
-            params.match_source_len and params.length_bounds is not None,
-            "length_bounds",
-            "it excludes match_source_len: keep one",
-        ),
-        (
-            params.sampling == "independent" and params.eos_rule != "top_k",
-            "eos_rule",
-            "every beam is sampled by its parameters: leave it at 'top_k'",
-        ),
-    ]
+    if params.num_return_sequences > width:
+        yield "num_return_sequences", f"it must be at most beam_width={width}"
+    if params.min_new_tokens > params.max_new_tokens and not params.max_len_ratio:
+        yield "min_new_tokens", f"it must be at most max_new_tokens={params.max_new_tokens}"
+    if params.patience != 1.0 and params.early_stopping != "fcfs":
+        text = "it counts finished sequences with early_stopping='fcfs' only: set that, or leave patience at 1"
+        yield "patience", text
+    if params.unk_penalty and params.unk_token_id is None:
+        yield "unk_penalty", "it needs unk_token_id: give the id of the unknown token"
+    if width % groups:
+        yield "num_beam_groups", f"it must divide beam_width={width}"
+    if groups == 1 and params.diversity_penalty:
+        yield "diversity_penalty", "it acts between groups: set num_beam_groups to 2 or more"
+    if params.diversity_discount and not params.diversity_penalty:
+        yield "diversity_discount", "it weights diversity_penalty: set that too"
+    if (params.top_k or params.top_p != 1.0) and not is_sampled:
+        yield "top_k" if params.top_k else "top_p", "it acts on draws: set sampling to 'beam' or 'independent'"
+    if (groups > 1) + (params.sibling_penalty != 0.0) + is_sampled + constrained > 1:
+        name = "num_beam_groups" if groups > 1 else "sibling_penalty" if params.sibling_penalty else "sampling"
+        yield name, "num_beam_groups, sibling_penalty, sampling and force_words_ids exclude each other: keep one"
+    if params.prefix_allowed_tokens_fn is not None and params.allowed_trie is not None:
+        yield "allowed_trie", "it excludes prefix_allowed_tokens_fn: keep one"
+    if params.ordered and not constrained:
+        yield "ordered", "it orders force_words_ids: give those"
+    if params.strict and not constrained:
+        yield "strict", "it concerns force_words_ids: give those"
+    if not params.count_prefix and not params.prefix_token_ids:
+        yield "count_prefix", "it concerns prefix_token_ids: give those"
+    if params.prefix_bias_beta and not (params.prefix_token_ids and params.count_prefix):
+        yield "prefix_bias_beta", "it needs prefix_token_ids, whose log-probabilities count"
+    if params.lm_weight != 1.0 and params.lm_model is None:
+        yield "lm_weight", "it weights lm_model: give that"
+    if params.match_source_len and params.length_bounds is not None:
+        yield "length_bounds", "it excludes match_source_len: keep one"
+    if params.sampling == "independent" and params.eos_rule != "top_k":
+        yield "eos_rule", "every beam is sampled by its parameters: leave it at 'top_k'"
 
 
 PrefixFunction = Callable[[int, Sequence[int]], Sequence[int]]
@@ -272,11 +233,11 @@ class BeamSearchParams:
     count_prefix: bool = _field(True, flag, "whether the log-probabilities of prefix_token_ids count")
     prefix_allowed_tokens_fn: PrefixFunction | None = _field(  # noqa: RUF009
         None,
-        prefix_function,
+        optional(Callable, "a function of the prompt's index and the tokens so far"),
         "function of the prompt's index and all tokens so far; returns the allowed next token ids",
     )
     allowed_trie: TokenTrie | None = _field(  # noqa: RUF009
-        None, allowed_trie, "a TokenTrie; every completion is one of its sequences"
+        None, optional(TokenTrie, "a TokenTrie"), "a TokenTrie; every completion is one of its sequences"
     )
     force_words_ids: Sequence[Sequence[int]] = _field((), phrases, "phrases of token ids that every sequence contains")
     ordered: bool = _field(False, flag, "whether the phrases occur in the given order")
@@ -334,9 +295,8 @@ class BeamSearchParams:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, field.metadata["check"](field.name, getattr(self, field.name)))
-        for is_wrong, param, reason in conflicts(self):
-            if is_wrong:
-                raise InvalidRequestError(f"{param}={getattr(self, param)!r} is refused: {reason}", param=param)
+        for param, reason in conflicts(self):
+            raise InvalidRequestError(f"{param}={getattr(self, param)!r} is refused: {reason}", param=param)
 
     @property
     def increments_may_be_positive(self) -> bool:

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.beam.candidates import Beam, Candidates, Columns
-from draftree.beam.forest import CHUNK, Forest, gathered
-from draftree.beam.sequence import Hooks, SequenceSearch
-from draftree.beam.strategies import BeamStrategy
+from draftree.beam.forest import CHUNK, Forest, Row, gathered
+from draftree.beam.sequence import Columns, Hooks, SequenceSearch
+from draftree.beam.strategies import Beam, best_continuations, num_candidates
 from draftree.core.tensors import to_device, to_host
 from draftree.models.base import LanguageModel, Pass
 from draftree.models.source import EncoderDecoder
-from draftree.sampling.logits import Logits, Top
+from draftree.sampling.logits import Logits
 from draftree.sampling.logits_processors import ban_ngrams_of_source, ban_repeated_ngrams
-
-if TYPE_CHECKING:
-    from draftree.sampling.decoding_rules import DecodingRules
 
 
 def restrict(logprobs: Tensor, search: SequenceSearch, beams: Sequence[Beam]) -> None:
@@ -33,53 +27,50 @@ def restrict(logprobs: Tensor, search: SequenceSearch, beams: Sequence[Beam]) ->
     takes precedence over a setting with the same meaning.
     """
     rules = search.opening.rules
-    if rules is None or _is_given(search):
+    if rules is None or search.follows_prefix:
         return
     histories = [(*search.prompt, *beam.tokens) for beam in beams]
     tokens = to_device(histories, logprobs.device)
     if rules.repetition_penalty != 1.0:
-        own = logprobs.gather(1, tokens)
+        before = logprobs.gather(1, tokens)
         factor = rules.repetition_penalty
-        logprobs.scatter_(1, tokens, torch.where(own < 0, own * factor, own / factor))
+        logprobs.scatter_(1, tokens, torch.where(before < 0, before * factor, before / factor))
     if rules.no_repeat_ngram_size and not search.params.no_repeat_ngram_size:
         ban_repeated_ngrams(logprobs, tokens, size=rules.no_repeat_ngram_size)
     source = () if search.opening.source is None else search.opening.source.tokens
     if 0 < rules.source_ngram_size <= len(source):
-        read = to_device([source] * len(beams), logprobs.device)
-        ban_ngrams_of_source(logprobs, tokens, read, size=rules.source_ngram_size)
-    _ban_words(logprobs, rules, histories)
-    least = max(rules.min_length - len(search.prompt), rules.min_new_tokens)
-    if search.num_tokens < least and search.ends:
-        logprobs[:, search.end_ids] = -math.inf
-
-
-def _ban_words(logprobs: Tensor, rules: DecodingRules, histories: Sequence[tuple[int, ...]]) -> None:
-    vocab = logprobs.shape[-1]
-    places = [
+        ban_ngrams_of_source(logprobs, tokens, to_device([source], logprobs.device), size=rules.source_ngram_size)
+    bad = [
         (row, word[-1])
         for word in rules.bad_words
-        for row, tokens in enumerate(histories)
-        if len(word) <= max(1, len(tokens)) and word[-1] < vocab and tokens[len(tokens) - len(word) + 1 :] == word[:-1]
+        for row, history in enumerate(histories)
+        if len(word) <= max(1, len(history)) and word[-1] < logprobs.shape[-1]
+        if history[len(history) - len(word) + 1 :] == word[:-1]
     ]
-    if places:
-        rows, tokens = zip(*places, strict=True)
-        logprobs[to_device(rows, logprobs.device), to_device(tokens, logprobs.device)] = -math.inf
+    if bad:
+        rows, ends = to_device(bad, logprobs.device).unbind(dim=1)
+        logprobs[rows, ends] = -math.inf
+    if search.num_steps < max(rules.min_length - len(search.prompt), rules.min_new_tokens):
+        logprobs[:, search.end_ids] = -math.inf
 
 
 def force(logprobs: Tensor, search: SequenceSearch) -> None:
     """Write forced and suppressed tokens into rows of a search's beams, shape (beams, vocab)."""
     rules = search.opening.rules
-    step = search.num_tokens
-    if rules is None or _is_given(search):
+    step = search.num_steps
+    if rules is None or search.follows_prefix:
         return
     forced = search.opening.forced
     if step < len(forced):
         only(logprobs, forced[step : step + 1], 0.0)
     if rules.forced_last is not None and search.is_last and search.params.force_eos == "none":
         only(logprobs, (rules.forced_last,), 0.0)
-    suppressed = (*rules.suppressed, *(rules.suppressed_first if step == len(forced) else ()))
-    if suppressed:
-        inside = sorted({token for token in suppressed if token < logprobs.shape[-1]})
+    ban(logprobs, (*rules.suppressed, *(rules.suppressed_first if step == len(forced) else ())))
+
+
+def ban(logprobs: Tensor, tokens: Iterable[int]) -> None:
+    """Write -inf over these tokens of all rows."""
+    if inside := sorted({token for token in tokens if token < logprobs.shape[-1]}):
         logprobs[:, to_device(inside, logprobs.device)] = -math.inf
 
 
@@ -91,13 +82,9 @@ def only(logprobs: Tensor, tokens: Sequence[int], value: float | None) -> None:
     logprobs[:, ids] = kept
 
 
-def _is_given(search: SequenceSearch) -> bool:
-    """Whether the next token is one of `prefix_token_ids`, which settings do not restrict."""
-    return search.num_tokens < len(search.params.prefix_token_ids) and not search.params.prefix_bias_beta
-
-
-def next_logprobs(logits: Tensor, temperatures: Sequence[float]) -> Tensor:
+def next_logprobs(rows: Sequence[Row], temperatures: Sequence[float]) -> Tensor:
     """Return log-probabilities of the next token, shape (rows, vocab), with one temperature for each row."""
+    logits = gathered(rows)
     if set(temperatures) != {1.0}:
         logits = logits / to_device(temperatures, logits.device, dtype=logits.dtype)[:, None]
     return logits.log_softmax(dim=-1)
@@ -106,63 +93,51 @@ def next_logprobs(logits: Tensor, temperatures: Sequence[float]) -> Tensor:
 def shape(logprobs: Tensor, search: SequenceSearch, beams: Sequence[Beam]) -> None:
     """Write the penalties and bans of a search's parameters into the rows of these beams, shape (beams, vocab)."""
     params = search.params
-    step = search.num_tokens
+    step = search.num_steps
+    prefix = params.prefix_token_ids
     restrict(logprobs, search, beams)
-    vocab = logprobs.shape[-1]
     if params.unk_penalty and params.unk_token_id is not None:
         logprobs[:, params.unk_token_id] -= params.unk_penalty
-    if params.suppress_tokens:
-        logprobs[
-            :, to_device([token for token in params.suppress_tokens if token < vocab], logprobs.device)
-        ] = -math.inf
-    if step < len(params.prefix_token_ids) and params.prefix_bias_beta:
-        _favour(logprobs, search, beams)
-    elif step < len(params.prefix_token_ids):
-        only(logprobs, params.prefix_token_ids[step : step + 1], None if params.count_prefix else 0.0)
+    ban(logprobs, params.suppress_tokens)
+    if step < len(prefix) and params.prefix_bias_beta:
+        # the token of the soft prefix gets a share of the probability, in beams that follow it so far
+        rows = to_device([row for row, beam in enumerate(beams) if beam.tokens == prefix[:step]], logprobs.device)
+        logprobs[rows] += math.log1p(-params.prefix_bias_beta)
+        before = logprobs[rows, prefix[step]]
+        share = torch.full_like(before, math.log(params.prefix_bias_beta))
+        logprobs[rows, prefix[step]] = torch.logaddexp(before, share)
+    elif step < len(prefix):
+        only(logprobs, prefix[step : step + 1], None if params.count_prefix else 0.0)
     elif search.is_last and params.force_eos != "none":
         only(logprobs, search.ends, 0.0 if params.force_eos == "zero_score" else None)
-    elif step < search.minimum and search.ends:
+    elif step < search.minimum:
         logprobs[:, search.end_ids] = -math.inf
     if params.no_repeat_ngram_size:
-        before = search.prompt if params.ngram_scope == "all" else ()
-        tokens = to_device([(*before, *beam.tokens) for beam in beams], logprobs.device)
+        prompt = search.prompt if params.ngram_scope == "all" else ()
+        tokens = to_device([(*prompt, *beam.tokens) for beam in beams], logprobs.device)
         ban_repeated_ngrams(logprobs, tokens, size=params.no_repeat_ngram_size)
     _allow(logprobs, search, beams)
     force(logprobs, search)
 
 
-def _favour(logprobs: Tensor, search: SequenceSearch, beams: Sequence[Beam]) -> None:
-    """Give the next token of the soft prefix a share of the probability, in beams that follow it so far."""
-    prefix = search.params.prefix_token_ids
-    step = search.num_tokens
-    share = search.params.prefix_bias_beta
-    rows = [row for row, beam in enumerate(beams) if beam.tokens == tuple(prefix[:step])]
-    if not rows:
-        return
-    at = to_device(rows, logprobs.device)
-    logprobs[at] += math.log1p(-share)
-    own = logprobs[at, prefix[step]]
-    logprobs[at, prefix[step]] = torch.logaddexp(own, torch.full_like(own, math.log(share)))
-
-
 def _allow(logprobs: Tensor, search: SequenceSearch, beams: Sequence[Beam]) -> None:
     """Keep what the trie or the function allows."""
-    params = search.params
     vocab = logprobs.shape[-1]
-    if params.allowed_trie is not None:
+    if (trie := search.params.allowed_trie) is not None:
         nodes = [beam.trie_node for beam in beams]
-        rows, tokens = params.allowed_trie.allowed(nodes, vocab)
-        ending = params.allowed_trie.inner_ends(nodes)
+        rows, tokens = map(torch.from_numpy, trie.allowed(nodes, vocab))
+        ending = trie.inner_ends(nodes)
         if len(ending):
             # one end token, so that no sequence is found twice
             ends = search.end_ids[logprobs[ending][:, search.end_ids].argmax(dim=1)].cpu()
             rows, tokens = torch.cat([rows, torch.from_numpy(ending)]), torch.cat([tokens, ends])
-    elif params.prefix_allowed_tokens_fn is not None:
-        allowed = [
-            [int(token) for token in params.prefix_allowed_tokens_fn(search.index, [*search.prompt, *beam.tokens])]
-            for beam in beams
+    elif (function := search.params.prefix_allowed_tokens_fn) is not None:
+        pairs = [
+            (row, int(token))
+            for row, beam in enumerate(beams)
+            for token in function(search.index, [*search.prompt, *beam.tokens])
+            if 0 <= token < vocab
         ]
-        pairs = [(row, token) for row, own in enumerate(allowed) for token in own if 0 <= token < vocab]
         rows, tokens = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(dim=1)
     else:
         return
@@ -175,9 +150,9 @@ def _allow(logprobs: Tensor, search: SequenceSearch, beams: Sequence[Beam]) -> N
 def is_quick(search: SequenceSearch) -> bool:
     """Whether the next candidates of a search depend on the plain log-probabilities of one model only."""
     params = search.params
-    step = search.num_tokens
+    step = search.num_steps
     changes = (
-        not isinstance(search.strategy, BeamStrategy),
+        search.strategy is not best_continuations,
         params.temperature != 1.0,
         params.models,
         params.lm_model is not None,
@@ -196,54 +171,33 @@ def is_quick(search: SequenceSearch) -> bool:
 
 
 def quick_columns(
-    logits: Logits, searches: Sequence[SequenceSearch], beams: Sequence[Sequence[Beam]]
-) -> list[tuple[list[Columns], bool]]:
-    """Return what `candidates_of` does, for plain searches.
+    logits: Logits, beams: Mapping[SequenceSearch, Sequence[Beam]]
+) -> dict[SequenceSearch, list[Columns] | None]:
+    """Return what `candidates_of` does, for the scored beams of plain searches.
 
     Only the best `count` tokens of a beam can be among the best `count` of all beams. Their search reads each row of
     logits twice and writes nothing; log-probabilities of the whole vocabulary are never made. After a native pass the
     search is native too, so that no threads of torch delay the next pass. Rows of earlier passes are searched by the
     same implementation as those of the last.
     """
-    rows = [row for own in beams for beam in own if (row := beam.tips[0].row) is not None]
     with logits.computing():
-        logits = logits.replaced(gathered(rows))
-    width = logits.width
-    counts = [search.strategy.num_candidates(search.params.beam_width, len(search.ends)) for search in searches]
-    top = logits.top([None] * logits.num_rows, min(max(counts), width))
-    found = []
+        logits = logits.replaced(gathered(scored_rows(itertools.chain.from_iterable(beams.values()))))
+    counts = [num_candidates(search.params.beam_width, len(search.ends)) for search in beams]
+    top = logits.top([None] * logits.num_rows, min(max(counts), logits.width))
+    columns: dict[SequenceSearch, list[Columns] | None] = {}
     first = 0
-    for search, own, count in zip(searches, beams, counts, strict=True):
-        places = slice(first, first + len(own))
-        first = places.stop
-        columns, has_nan = _best(top, places, [beam.score for beam in own], count, width, search)
-        found.append(([columns], has_nan))
-    return found
-
-
-def _best(
-    top: Top, rows: slice, scores: Sequence[float], count: int, width: int, search: SequenceSearch
-) -> tuple[Columns, bool]:
-    """Return the best candidates of some rows: by score, rank of the parent, token."""
-    tokens = np.array([row[:count] for row in top.tokens[rows]], dtype=np.int64)
-    logprobs = np.array([row[:count] for row in top.scores[rows]]) - np.array(top.totals[rows])[:, None]
-    logprobs = np.minimum(logprobs, 0.0)  # a score bounds its continuations, rounding included
-    totals = (logprobs + np.array(scores)[:, None]).ravel()
-    places = (tokens + width * np.arange(len(tokens))[:, None]).ravel()
-    order = np.lexsort((places, -totals))
-    if search.params.eos_rule != "any":
-        order = order[:count]
-    columns = (totals[order].tolist(), places[order].tolist(), logprobs.ravel()[order].tolist())
-    return columns, bool(np.isnan(logprobs).any())
-
-
-@dataclass(slots=True)
-class SearchStats:
-    """Counts of a search: forward passes, the tokens in them, and the most slots of one sequence."""
-
-    num_passes: int = 0
-    num_rows: int = 0
-    most_slots: int = 0
+    for (search, own), count in zip(beams.items(), counts, strict=True):
+        rows = slice(first, first + len(own))
+        first = rows.stop
+        tokens = np.array([row[:count] for row in top.tokens[rows]], dtype=np.int64)
+        logprobs = np.array([row[:count] for row in top.scores[rows]]) - np.array(top.totals[rows])[:, None]
+        logprobs = np.minimum(logprobs, 0.0)  # a score bounds its continuations, rounding included
+        totals = (logprobs + np.array([beam.score for beam in own])[:, None]).ravel()
+        places = (tokens + logits.width * np.arange(len(tokens))[:, None]).ravel()
+        order = np.lexsort((places, -totals))[: None if search.params.eos_rule == "any" else count]
+        has_nan = np.isnan(logprobs).any()
+        columns[search] = None if has_nan else [np.stack((totals, places, logprobs.ravel()))[:, order]]
+    return columns
 
 
 def run_pass(
@@ -253,29 +207,24 @@ def run_pass(
 
     `attends` asks for weights of cross-attention, of an encoder-decoder model.
     """
-    jobs = [forest.jobs(chunk) for forest in forests]
-    together = [job for own in jobs for _, job in own]
-    attention: list[np.ndarray] | None = None
+    jobs = [pair for forest in forests for pair in forest.jobs(chunk)]
+    pass_ = Pass([job for _, job in jobs])
+    attention: Sequence[np.ndarray | None]
     if attends:
         assert isinstance(model, EncoderDecoder), "the searches were checked"
-        result, attention = model.run_attending(Pass(together))
+        result, attention = model.run_attending(pass_)
     else:
-        result = model.run(Pass(together))
+        result, attention = model.run(pass_), [None] * len(jobs)
     logits = result.logits.tensor()
     first = 0
-    number = 0
-    for forest, own in zip(forests, jobs, strict=True):
-        weights = None if attention is None else attention[number : number + len(own)]
-        first = forest.note(own, logits, first, weights)
-        number += len(own)
-    return sum(len(job.tokens) for job in together), result.logits
+    for (trunk, job), weights in zip(jobs, attention, strict=True):
+        first = trunk.note(job, logits, first, weights)
+    return sum(len(job.tokens) for _, job in jobs), result.logits
 
 
-def logprobs_of(beams: Sequence[Sequence[Beam]], place: int, temperatures: Sequence[float]) -> Tensor:
-    """Return log-probabilities of scored beams by the model at `place` of each search, shape (beams, vocab)."""
-    rows = [row for own in beams for beam in own if (row := beam.tips[place].row) is not None]
-    each = [warm for own, warm in zip(beams, temperatures, strict=True) for _ in own]
-    return next_logprobs(gathered(rows), each)
+def scored_rows(beams: Iterable[Beam], place: int = 0) -> list[Row]:
+    """Return the rows of scored beams by the model at `place` of their search."""
+    return [row for beam in beams if (row := beam.tips[place].row) is not None]
 
 
 def combined_logprobs(search: SequenceSearch, logprobs: Tensor, beams: Sequence[Beam]) -> Tensor:
@@ -283,68 +232,64 @@ def combined_logprobs(search: SequenceSearch, logprobs: Tensor, beams: Sequence[
     params = search.params
     num_others = len(params.models)
     if num_others:
-        others = [logprobs_of([beams], place, [params.temperature]) for place in range(1, 1 + num_others)]
-        stacked = torch.stack([logprobs, *(other.to(logprobs) for other in others)])
-        logprobs = stacked.logsumexp(dim=0) - math.log(len(stacked))
+        others = [
+            next_logprobs(scored_rows(beams, place), [params.temperature] * len(beams)).to(logprobs)
+            for place in range(1, 1 + num_others)
+        ]
+        logprobs = torch.stack([logprobs, *others]).logsumexp(dim=0) - math.log(1 + num_others)
     if params.lm_model is None:
         return logprobs
-    return logprobs + params.lm_weight * logprobs_of([beams], 1 + num_others, [1.0]).to(logprobs)
+    fused = next_logprobs(scored_rows(beams, 1 + num_others), [1.0] * len(beams))
+    return logprobs + params.lm_weight * fused.to(logprobs)
 
 
 def candidates_of(
     scored: Mapping[SequenceSearch, list[list[Beam]]], logits: Logits, hooks: Hooks | None
-) -> list[tuple[list[Columns], bool]]:
-    """Return for each search the candidates of its groups, and whether a row has NaN.
+) -> list[list[Columns] | None]:
+    """Return for each search the candidates of its groups, or None if a row has NaN.
 
     `scored` has the scored beams of each group, and `logits` are those of the last pass of the searched model.
     """
     beams = {search: [beam for group in groups for beam in group] for search, groups in scored.items()}
     # elsewhere than on the host, scores and totals would take two reads
-    rows = [row for own in beams.values() for beam in own if (row := beam.tips[0].row)]
-    on_host = all(row.logits.device.type == "cpu" for row in rows)
+    all_rows = scored_rows(itertools.chain.from_iterable(beams.values()))
+    may_be_quick = hooks is None and all(row.logits.device.type == "cpu" for row in all_rows)
     # decided for each search alone: batch mates change no rounding
-    quick = [search for search in scored if hooks is None and on_host and is_quick(search)]
-    rest = [search for search in scored if search not in quick]
-    found: dict[SequenceSearch, tuple[list[Columns], bool]] = {}
-    if quick:
-        columns = quick_columns(logits, quick, [beams[search] for search in quick])
-        found.update(zip(quick, columns, strict=True))
+    quick = {search: own for search, own in beams.items() if may_be_quick and is_quick(search)}
+    rest = {search: groups for search, groups in scored.items() if search not in quick}
+    columns = quick_columns(logits, quick) if quick else {}
     if rest:
-        columns = _whole_rows({search: scored[search] for search in rest}, [beams[search] for search in rest], hooks)
-        found.update(zip(rest, columns, strict=True))
-    return [found[search] for search in scored]
+        columns |= _whole_rows(rest, {search: beams[search] for search in rest}, hooks)
+    return [columns[search] for search in scored]
 
 
 def _whole_rows(
-    scored: Mapping[SequenceSearch, list[list[Beam]]], flat: Sequence[Sequence[Beam]], hooks: Hooks | None
-) -> list[tuple[list[Columns], bool]]:
+    scored: Mapping[SequenceSearch, list[list[Beam]]],
+    beams: Mapping[SequenceSearch, Sequence[Beam]],
+    hooks: Hooks | None,
+) -> dict[SequenceSearch, list[Columns] | None]:
     """Return the candidates from log-probabilities of the whole vocabulary, with one copy from the device."""
-    logprobs = logprobs_of(flat, 0, [search.params.temperature for search in scored])
+    temperatures = [search.params.temperature for search, own in beams.items() for _ in own]
+    logprobs = next_logprobs(scored_rows(itertools.chain.from_iterable(beams.values())), temperatures)
     row_is_nan = logprobs.amax(dim=-1).isnan()  # the maximum of a row with NaN is NaN
-    first = 0
-    candidates: list[list[Candidates]] = []
-    is_nan = []
-    for search, beams in zip(scored, flat, strict=True):
-        rows = slice(first, first + len(beams))
-        first = rows.stop
-        own = logprobs[rows]
-        own_is_nan = row_is_nan[rows].any()
+    sizes = list(map(len, beams.values()))
+    parts: list[Tensor] = []
+    counts = []
+    for (search, own), rows, is_nan in zip(beams.items(), logprobs.split(sizes), row_is_nan.split(sizes), strict=True):
+        has_nan = is_nan.any()
         if search.params.models or search.params.lm_model is not None:
-            own = combined_logprobs(search, own, beams)
-            own_is_nan = own_is_nan | own.amax(dim=-1).isnan().any()
+            rows = combined_logprobs(search, rows, own)
+            has_nan = has_nan | rows.amax(dim=-1).isnan().any()
         if hooks is not None:
-            own = hooks.process(search, own)
-        shape(own, search, beams)
-        candidates.append(search.select(own, scored[search]))
-        is_nan.append(own_is_nan)
-    tensors = [tensor.double() for groups in candidates for group in groups for tensor in group]
-    numbers = iter(to_host(torch.cat((torch.stack(is_nan).double(), *tensors))))
-    flags = [bool(number) for number in itertools.islice(numbers, len(is_nan))]
-    found = []
-    for groups, flag in zip(candidates, flags, strict=True):
-        columns = []
-        for group in groups:
-            scores, places, own_logprobs = (list(itertools.islice(numbers, len(group.scores))) for _ in range(3))
-            columns.append((scores, [int(place) for place in places], own_logprobs))
-        found.append((columns, flag))
-    return found
+            rows = hooks.process(search, rows)
+        shape(rows, search, own)
+        groups = search.select(rows, scored[search])
+        counts.append([len(group.scores) for group in groups])
+        parts += [has_nan.double()[None], *(tensor.double() for group in groups for tensor in group)]
+    numbers = np.array(to_host(torch.cat(parts)))
+    columns: dict[SequenceSearch, list[Columns] | None] = {}
+    for search, own_counts in zip(scored, counts, strict=True):
+        has_nan, numbers = bool(numbers[0]), numbers[1:]
+        *parts_of_groups, numbers = np.split(numbers, np.cumsum([3 * count for count in own_counts]))
+        columns[search] = None if has_nan else [part.reshape(3, -1) for part in parts_of_groups]
+    return columns

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 import torch
 
 from draftree.beam.drafting import MAX_NODES, BeamDrafter, Pace, require_draftable
-from draftree.beam.forest import CHUNK, BeamPrompt, Forest, beam_prompt, capacity_for
+from draftree.beam.forest import CHUNK, BeamPrompt, Forest, capacity_for
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
-from draftree.beam.scoring import SearchStats, candidates_of, run_pass
+from draftree.beam.scoring import candidates_of, run_pass
 from draftree.beam.sequence import Decode, Hooks, OnStep, SequenceSearch, require_models
 from draftree.core.errors import GenerationError, NonFiniteLogitsError
 from draftree.models.base import LanguageModel
@@ -23,6 +24,15 @@ T = TypeVar("T")
 
 BATCH_SIZE = 32
 """Maximum number of prompts that are searched at the same time."""
+
+
+@dataclass(slots=True)
+class SearchStats:
+    """Counts of a search: forward passes, the tokens in them, and the most slots of one sequence."""
+
+    num_passes: int = 0
+    num_rows: int = 0
+    most_slots: int = 0
 
 
 class BeamSearch:
@@ -133,11 +143,11 @@ class BeamSearch:
             self.cancel(search)
 
     def _search_of(self, index: int, tokens: Sequence[int] | BeamPrompt, params: BeamSearchParams) -> SequenceSearch:
-        prompt = beam_prompt(tokens)
+        prompt = tokens if isinstance(tokens, BeamPrompt) else BeamPrompt(tuple(tokens))
         require_models(self._model, prompt, params)
         if self._drafter is not None:
             require_draftable(self._model, params)
-        search = SequenceSearch(
+        return SequenceSearch(
             index,
             prompt,
             params,
@@ -147,9 +157,8 @@ class BeamSearch:
             device=self._model.device,
             decode=None if self._decode_after is None else self._decode_after(prompt.tokens),
             hooks=self._hooks,
+            on_step=self._on_step,
         )
-        search.on_step = self._on_step
-        return search
 
     def slot_length(self, search: SequenceSearch) -> int:
         """Return the number of tokens that a slot of a search may hold."""
@@ -234,12 +243,12 @@ class BeamSearch:
 
     def _draft(self, drafter: BeamDrafter, searches: Sequence[SequenceSearch]) -> None:
         """Append drafts to the trees of all models of each search."""
-        depths = {
-            search: min(self._paces[search].next_depth(), search.limit - search.num_steps - 1) for search in searches
-        }
-        depths = {search: depth for search, depth in depths.items() if depth > 0}
+        depths = {}
         for search in searches:
-            self._paces[search].is_drafting = False
+            pace = self._paces[search]
+            pace.is_drafting = False
+            if (depth := min(pace.next_depth(), search.limit - search.num_steps - 1)) > 0:
+                depths[search] = depth
         if not depths:
             return
         for search, drafts in zip(depths, drafter.propose(depths), strict=True):
@@ -256,16 +265,14 @@ class BeamSearch:
         scored = {search: groups for search in searches if (groups := search.ready()) is not None}
         if not scored:
             return []
-        found = candidates_of(scored, self._logits, self._hooks)
-        vocab = self._logits.width
         going = []
-        for search, (columns, has_nan) in zip(scored, found, strict=True):
+        for search, columns in zip(scored, candidates_of(scored, self._logits, self._hooks), strict=True):
             try:
-                if has_nan:
+                if columns is None:
                     raise NonFiniteLogitsError(
                         "a model gave NaN as a logit, so beams cannot be ranked: check its weights"
                     )
-                if search.advance(columns, vocab, scored[search]) and not search.is_done:
+                if search.advance(columns, self._logits.width, scored[search]) and not search.is_done:
                     self._extend(search)
                     going.append(search)
             except GenerationError as error:

@@ -13,8 +13,7 @@ from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
 from draftree.core.errors import InvalidRequestError
 from draftree.engine.prompts import PromptEncoder
-from draftree.engine.sequence import DecoderPrompt, decoder_input
-from draftree.engine.sequence import SourceOrTokens as SourceOrTokens
+from draftree.engine.sequence import DecoderPrompt, SourceOrTokens, decoder_input
 from draftree.loading.load import load_model
 from draftree.models.base import LanguageModel
 from draftree.models.source import FeatureSource
@@ -68,25 +67,23 @@ class BeamSearcher:
         start = self._prompts.encode_start(RequestOptions(**decoder))
         spoken = decoder.get("source_lang")
         openings = [self._opening(prompt, start, spoken) for prompt in _each(prompts)]
-        tokenizer = self._tokenizer
-        drafter = beam_drafter(draft, target=self._model, tokenizer=tokenizer, load=self.companion)
         search = BeamSearch(
             self._model,
             end_ids=self._end_ids,
-            decode_after=decoder_of(tokenizer),
-            drafter=drafter,
+            decode_after=decoder_of(self._tokenizer),
+            drafter=beam_drafter(draft, target=self._model, tokenizer=self._tokenizer, load=self.companion),
             on_step=on_step,
         )
         return search.run(openings, _params(params, len(openings)))
 
     def companion(self, name: str) -> LanguageModel:
         """Load another model in the target's dtype, or return the one that was loaded before."""
-        known = self._companions
-        if name not in known:
+        if name not in self._companions:
             kernels = "torch" if self._kernels == "torch" else "auto"
             dtype = str(self._model.dtype).removeprefix("torch.")
-            known[name] = load_model(name, dtype=dtype, device=str(self._model.device), kernels=kernels).model
-        return known[name]
+            loaded = load_model(name, dtype=dtype, device=str(self._model.device), kernels=kernels)
+            self._companions[name] = loaded.model
+        return self._companions[name]
 
     def _opening(self, prompt: AnyPrompt, decoder_prompt: DecoderPrompt | None, source_lang: str | None) -> BeamPrompt:
         if _is_features(prompt):
@@ -95,22 +92,21 @@ class BeamSearcher:
                     "source_lang states the language of a text, and features were given: leave it out",
                     param="source_lang",
                 )
-            given: SourceOrTokens = FeatureSource(prompt)  # type: ignore[arg-type]
-        else:
-            given = self._prompts.encode(prompt, source_lang=source_lang)  # type: ignore[arg-type]
-        return beam_opening(self._model, given, decoder_prompt)
+            return beam_opening(self._model, FeatureSource(prompt), decoder_prompt)  # type: ignore[arg-type]
+        tokens = self._prompts.encode(prompt, source_lang=source_lang)  # type: ignore[arg-type]
+        return beam_opening(self._model, tokens, decoder_prompt)
 
 
 def beam_opening(
-    model: LanguageModel, given: SourceOrTokens, decoder_prompt: DecoderPrompt | None = None
+    model: LanguageModel, prompt: SourceOrTokens, decoder_prompt: DecoderPrompt | None = None
 ) -> BeamPrompt:
     """Return the prompt of a search.
 
     Args:
-        given: token ids, or features; the source of an encoder-decoder model.
+        prompt: token ids, or features; the source of an encoder-decoder model.
         decoder_prompt: what the decoder of such a model continues; None for its own start.
     """
-    opening = decoder_input(model, given, decoder_prompt)
+    opening = decoder_input(model, prompt, decoder_prompt)
     rules = opening.rules
     if rules is None:
         return BeamPrompt(opening.tokens)
@@ -139,20 +135,17 @@ def _is_features(prompt: object) -> bool:
     return isinstance(prompt, np.ndarray) and prompt.ndim == 2 and np.issubdtype(prompt.dtype, np.floating)
 
 
-def _each(prompts: AnyPrompt | Sequence[AnyPrompt]) -> Sequence[AnyPrompt]:
-    if _is_features(prompts):
-        return [prompts]  # type: ignore[list-item]
-    if isinstance(prompts, Sequence | np.ndarray) and len(prompts) and all(map(_is_features, prompts)):
-        return list(prompts)
-    if isinstance(prompts, Sequence) and len(prompts) and isinstance(prompts[0], Mapping):
-        return [prompts]  # type: ignore[list-item]
-    if isinstance(prompts, Sequence) and not isinstance(prompts, str) and any(_is_chat(prompt) for prompt in prompts):
-        return prompts  # type: ignore[return-value]
-    return prompt_list(prompts)
-
-
 def _is_chat(prompt: object) -> bool:
     return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+def _each(prompts: Any) -> Sequence[AnyPrompt]:
+    if _is_features(prompts) or _is_chat(prompts):
+        return [prompts]
+    has_items = isinstance(prompts, Sequence | np.ndarray) and not isinstance(prompts, str) and len(prompts) > 0
+    if has_items and (all(map(_is_features, prompts)) or any(map(_is_chat, prompts))):
+        return list(prompts)
+    return prompt_list(prompts)
 
 
 def _params(params: BeamParams, count: int) -> list[BeamSearchParams]:
@@ -161,7 +154,6 @@ def _params(params: BeamParams, count: int) -> list[BeamSearchParams]:
         raise InvalidRequestError(
             f"{count} prompts came with {len(each)} parameters: give one for each, or one", param="params"
         )
-    for given in each:
-        if not isinstance(given, BeamSearchParams):
-            raise InvalidRequestError(f"params is a {type(given).__name__}: give BeamSearchParams", param="params")
+    if wrong := [item for item in each if not isinstance(item, BeamSearchParams)]:
+        raise InvalidRequestError(f"params is a {type(wrong[0]).__name__}: give BeamSearchParams", param="params")
     return each

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from html import escape
 from typing import TYPE_CHECKING, final
 
-from draftree.beam.result import Hypothesis
-
 if TYPE_CHECKING:
+    from draftree.beam.result import Hypothesis
     from draftree.beam.sequence import SequenceSearch
 
 ROOT = -1
@@ -78,7 +79,7 @@ class BeamTrace:
             for beam in group.beams:
                 for node in self._path(place, beam.tokens, beam.logprobs, step):
                     self.nodes[node].last_live = step
-            for hypothesis in group.pool.hypotheses:
+            for hypothesis in group.hypotheses:
                 end = self._path(place, hypothesis.tokens, hypothesis.token_logprobs, step)[-1]
                 if self.nodes[end].ended is None:
                     self.nodes[end].ended = step
@@ -103,39 +104,27 @@ class BeamTrace:
     def shown(self, step: int | None = None) -> dict[int, Status]:
         """Return the nodes that exist after a step, and what they are then; None is the end, where no beam is live."""
         now = self.num_steps if step is None else min(step, self.num_steps)
-        found = {
+        states = {
             place: Status.LIVE if node.last_live >= now else Status.DEAD
             for place, node in enumerate(self.nodes)
             if node.born <= now
         }
-        ends = [place for place in found if (ended := self.nodes[place].ended) is not None and ended <= now]
+        ends = [place for place in states if (ended := self.nodes[place].ended) is not None and ended <= now]
+        returned: set[int] = set()
         if now == self.num_steps:
             ends = [end for end, _ in self.ends]
-        returned = {end for end, _ in self.ends[: self.num_returned]} if now == self.num_steps else set()
-        for end in sorted(ends, key=lambda place: place in returned):
-            status = Status.RETURNED if end in returned else Status.FINISHED
+            returned = set(ends[: self.num_returned])
+        for end in sorted(ends, key=returned.__contains__):
             node = end
             while node != ROOT:
-                if found[node] is not Status.LIVE:
-                    found[node] = status
+                if states[node] is not Status.LIVE:
+                    states[node] = Status.RETURNED if end in returned else Status.FINISHED
                 node = self.nodes[node].parent
-        for place in self._common(found):
-            found[place] = Status.COMMITTED
-        return found
-
-    def _common(self, found: dict[int, Status]) -> list[int]:
-        """Return the nodes that all live beams share."""
-        by_depth: dict[int, list[int]] = {}
-        for place, status in found.items():
-            if status is Status.LIVE:
-                by_depth.setdefault(self.nodes[place].depth, []).append(place)
-        deepest = max(by_depth, default=0)
-        common = []
-        for depth in sorted(by_depth):
-            if len(by_depth[depth]) > 1 or depth == deepest:
-                break
-            common.append(by_depth[depth][0])
-        return common
+        live = {place: self.nodes[place].depth for place, status in states.items() if status is Status.LIVE}
+        counts = Counter(live.values())
+        # all live beams share the nodes above the first depth with several
+        parting = min((depth for depth, count in counts.items() if count > 1 or depth == max(counts)), default=0)
+        return states | {place: Status.COMMITTED for place, depth in live.items() if depth < parting}
 
 
 CHARACTER = 7.3
@@ -230,7 +219,9 @@ def tree_svg(
     for place, status in shown.items():
         parts.append(_box(boxes[place], labels[place], status, probability=math.exp(trace.nodes[place].logprob)))
         if place in scores:
-            parts.append(_score(boxes[place], scores[place], ranks.get(place)))
+            mark = "■" if scores[place].finish_reason == "stop" else "▶"
+            rank = f" #{ranks[place]}" if place in ranks else ""
+            parts.append(_note(boxes[place], f"{mark}{rank} {scores[place].score:.2f}", "end"))
         elif status is Status.LIVE and trace.nodes[place].depth == now:
             parts.append(_note(boxes[place], f"{trace.nodes[place].total:.2f}", "small"))
     right = max(box.x + box.width for box in boxes.values()) + 110
@@ -239,8 +230,7 @@ def tree_svg(
 
 def label_of(text: str) -> str:
     """Return the text of a box: without the space before it, line breaks as a sign."""
-    plain = text.replace("\r", "").replace("\n", "↵").replace("\t", "⇥").strip(" ")
-    return plain or "␣"
+    return text.translate({ord("\r"): None, ord("\n"): "↵", ord("\t"): "⇥"}).strip(" ") or "␣"
 
 
 def _laid_out(
@@ -253,18 +243,19 @@ def _laid_out(
         node = trace.nodes[place]
         children.setdefault(ROOT - node.group if node.parent == ROOT else node.parent, []).append(place)
         widest[node.depth] = max(widest.get(node.depth, 0.0), _width(labels[place]))
-    left = {}
-    x = float(MARGIN)
-    for depth in sorted(widest):
-        left[depth] = x
-        x += widest[depth] + GAP
+    columns = sorted(widest)
+    steps = (widest[depth] + GAP for depth in columns)
+    left = dict(zip(columns, itertools.accumulate(steps, initial=float(MARGIN)), strict=False))
     boxes: dict[int, Box] = {}
     row = 0.0
 
     def put(place: int, depth: int, text: str) -> None:
         nonlocal row
         boxes[place] = Box(left[depth], row, _width(text))
-        for number, child in enumerate(sorted(children.get(place, ()), key=lambda other: _order(trace, other))):
+        # better continuations above
+        for number, child in enumerate(
+            sorted(children.get(place, ()), key=lambda node: (-trace.nodes[node].total, node))
+        ):
             if number:
                 row += ROW_HEIGHT
             put(child, depth + 1, labels[child])
@@ -274,11 +265,6 @@ def _laid_out(
         put(ROOT - group, 0, start)
         row += ROW_HEIGHT + (GROUP_GAP if group + 1 < trace.num_groups else 0)
     return boxes, row - ROW_HEIGHT + BOX_HEIGHT
-
-
-def _order(trace: BeamTrace, place: int) -> tuple[float, int]:
-    """Return the key by which siblings are sorted: better continuations above."""
-    return -trace.nodes[place].total, place
 
 
 def _width(text: str) -> float:
@@ -306,12 +292,6 @@ def _box(box: Box, text: str, kind: str, *, probability: float | None = None) ->
         percent = f"{100 * probability:.0f} %" if probability >= 0.005 else "<1 %"
         shape += f'<text class="small" x="{box.x + 2:g}" y="{box.y + BOX_HEIGHT / 2 + 10:g}">{escape(percent)}</text>'
     return f'<g class="{kind}">{shape}</g>'
-
-
-def _score(box: Box, hypothesis: Hypothesis, rank: int | None) -> str:
-    mark = "■" if hypothesis.finish_reason == "stop" else "▶"
-    place = "" if rank is None else f" #{rank}"
-    return _note(box, f"{mark}{place} {hypothesis.score:.2f}", "end")
 
 
 def _note(box: Box, text: str, kind: str) -> str:

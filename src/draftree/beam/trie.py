@@ -6,14 +6,10 @@ The layout follows STATIC (arXiv 2602.22647): the children of all nodes are stor
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from draftree.core.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 OUTSIDE = -1
 """Node of a completion that has left the trie, or ended."""
@@ -47,8 +43,8 @@ class TokenTrie:
         last: tuple[int, ...] = ()
         ends: list[int] = []
         for sequence in ordered:
-            shared = next((i for i, pair in enumerate(zip(last, sequence, strict=False)) if pair[0] != pair[1]), None)
-            shared = min(len(last), len(sequence)) if shared is None else shared
+            pairs = enumerate(zip(last, sequence, strict=False))
+            shared = next((place for place, (old, new) in pairs if old != new), min(len(last), len(sequence)))
             del path[shared + 1 :]
             for token in sequence[shared:]:
                 tokens.append(token)
@@ -82,39 +78,20 @@ class TokenTrie:
 
     def children(self, node: int) -> np.ndarray:
         """Return the allowed tokens after a node, ascending, int64."""
-        if node == OUTSIDE:
-            return self._tokens[:0]
-        return self._tokens[self._starts[node] : self._starts[node + 1]]
+        return self._tokens[:0] if node == OUTSIDE else self._tokens[self._starts[node] : self._starts[node + 1]]
 
     def step(self, node: int, token: int) -> int:
         """Return the node after a token, or `OUTSIDE`; 0 is the root."""
-        if node == OUTSIDE:
-            return OUTSIDE
-        start = self._starts[node]
-        place = start + int(np.searchsorted(self.children(node), token))
-        if place < self._starts[node + 1] and self._tokens[place] == token:
-            return int(self._nodes[place])
+        children = self.children(node)
+        index = int(np.searchsorted(children, token))
+        if index < len(children) and children[index] == token:
+            return int(self._nodes[self._starts[node] + index])
         return OUTSIDE
 
-    def allowed(self, nodes: Sequence[int], vocab_size: int) -> tuple[Tensor, Tensor]:
-        """Return rows and tokens of all allowed continuations of these nodes.
-
-        Args:
-            nodes: one node for each row.
-            vocab_size: tokens from here on are left out.
-
-        Returns:
-            Two int64 vectors.
-        """
-        import torch  # here, so that the command line's help does not wait for it
-
-        at = np.array(nodes, dtype=np.int64)
-        inside = np.maximum(at, 0)
-        starts = self._starts[inside]
-        counts = np.where(at == OUTSIDE, 0, self._starts[inside + 1] - starts)
-        rows = np.repeat(np.arange(len(at)), counts)
-        firsts = np.concatenate(([0], np.cumsum(counts)[:-1])) if len(at) else counts
-        places = np.repeat(starts - firsts, counts) + np.arange(len(rows))
-        tokens = self._tokens[places]
+    def allowed(self, nodes: Sequence[int], vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return rows and tokens below `vocab_size` of all allowed continuations, int64; each node is a row."""
+        children = [self.children(node) for node in nodes]
+        rows = np.repeat(np.arange(len(nodes)), list(map(len, children)))
+        tokens = np.concatenate([self._tokens[:0], *children])
         fits = tokens < vocab_size
-        return torch.from_numpy(rows[fits]), torch.from_numpy(tokens[fits])
+        return rows[fits], tokens[fits]

@@ -25,12 +25,12 @@ from transformers import (
 from transformers.generation import GenerateBeamDecoderOnlyOutput, GenerateBeamEncoderDecoderOutput
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
-from draftree.beam.candidates import Candidate
 from draftree.beam.forest import BeamPrompt
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
 from draftree.beam.search import BeamSearch
 from draftree.beam.sequence import Hooks, SequenceSearch
+from draftree.beam.strategies import Candidate
 from draftree.core.errors import ConfigurationError, GenerationError, InvalidRequestError
 from draftree.core.tensors import to_device
 from draftree.dropin.inputs import sources_of

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from draftree.beam.params import BeamSearchParams
+from draftree.beam.phrases import OrderedPhrases, PhraseState, UnorderedPhrases
 from draftree.beam.result import BeamResult
 from draftree.beam.search import BeamSearch
-from draftree.beam.strategies import OrderedPhrases, UnorderedPhrases
 from draftree.models.table import TableLM, listed
 
 END, A, B = 0, 1, 2
@@ -122,49 +122,40 @@ def test_sampling_from_the_likeliest_tokens() -> None:
 MANY = [(1, 2, 3), (1, 3), (1, 4), (4, 5, 6, 7), (1,), (4, 5)]
 
 
-@pytest.mark.parametrize(
-    ("phrases", "text", "bank", "finished"),
-    [
-        (MANY, [], 0, False),
-        (MANY, [1, 2], 2, False),
-        (MANY, [1, 2, 94], 1, False),
-        (MANY, [1, 3, 999, 1, 4], 4, False),
-        (MANY, [1, 3, 999, 1, 4, 999], 4, False),
-        (MANY, [4, 5, 6, 8], 2, False),
-        (MANY, [1, 2, 3, 1, 3, 1, 4, 4, 5, 6, 7, 1, 4, 5], 14, True),
-        (MANY, [1, 2, 3, 999, 1, 3, 1, 4, 4, 5, 6, 7, 1, 4, 5, 117], 14, True),
-        ([(1,), (2, 3)], [1, 1], 1, False),
-        ([(1, 2), (1, 2)], [1, 2, 1, 2], 4, True),
-        ([(1, 2), (1, 2)], [1, 2, 1, 2, 1], 4, True),
-        ([(1, 2), (3, 4)], [1, 2, 3, 4, 5], 4, True),
-    ],
-)
-def test_unordered_phrases(phrases: list[tuple[int, ...]], text: list[int], bank: int, finished: bool) -> None:
-    state = UnorderedPhrases.root(phrases)
-    for token in text:
-        state = state.advance(token)
-    assert (state.num_tokens, state.is_met) == (bank, finished)
+LONG = [1, 2, 3, 1, 3, 1, 4, 4, 5, 6, 7, 1, 4, 5]
+BOTH = [
+    (MANY, [], 0, False),
+    (MANY, [1, 2], 2, False),
+    (MANY, LONG, 14, True),
+    ([(1,), (2, 3)], [1, 1], 1, False),
+    ([(1, 2), (1, 2)], [1, 2, 1, 2], 4, True),
+    ([(1, 2), (1, 2)], [1, 2, 1, 2, 1], 4, True),
+    ([(1, 2), (3, 4)], [1, 2, 3, 4, 5], 4, True),
+]
+UNORDERED = [
+    (MANY, [1, 2, 94], 1, False),
+    (MANY, [1, 3, 999, 1, 4], 4, False),
+    (MANY, [1, 3, 999, 1, 4, 999], 4, False),
+    (MANY, [4, 5, 6, 8], 2, False),
+    (MANY, [1, 2, 3, 999, 1, 3, 1, 4, 4, 5, 6, 7, 1, 4, 5, 117], 14, True),
+]
+ORDERED = [
+    (MANY, [1, 2, 94], 0, False),
+    (MANY, [1, 3, 999, 1, 4], 0, False),
+    (MANY, [1, 2, 3, 999, 999], 3, False),
+    (MANY, [1, 2, 3, 77, 1, 3, 1], 6, False),
+    (MANY, [1, 2, 999, *LONG[:3], 999, *LONG[3:], 117], 14, True),
+]
 
 
 @pytest.mark.parametrize(
-    ("phrases", "text", "bank", "finished"),
-    [
-        (MANY, [], 0, False),
-        (MANY, [1, 2], 2, False),
-        (MANY, [1, 2, 94], 0, False),
-        (MANY, [1, 3, 999, 1, 4], 0, False),
-        (MANY, [1, 2, 3, 999, 999], 3, False),
-        (MANY, [1, 2, 3, 77, 1, 3, 1], 6, False),
-        (MANY, [1, 2, 3, 1, 3, 1, 4, 4, 5, 6, 7, 1, 4, 5], 14, True),
-        (MANY, [1, 2, 999, 1, 2, 3, 999, 1, 3, 1, 4, 4, 5, 6, 7, 1, 4, 5, 117], 14, True),
-        ([(1,), (2, 3)], [1, 1], 1, False),
-        ([(1, 2), (1, 2)], [1, 2, 1, 2], 4, True),
-        ([(1, 2), (1, 2)], [1, 2, 1, 2, 1], 4, True),
-        ([(1, 2), (3, 4)], [1, 2, 3, 4, 5], 4, True),
-    ],
+    ("rule", "phrases", "text", "bank", "finished"),
+    [(UnorderedPhrases, *case) for case in BOTH + UNORDERED] + [(OrderedPhrases, *case) for case in BOTH + ORDERED],
 )
-def test_ordered_phrases(phrases: list[tuple[int, ...]], text: list[int], bank: int, finished: bool) -> None:
-    state = OrderedPhrases.root(phrases)
+def test_phrases(
+    rule: type[PhraseState], phrases: list[tuple[int, ...]], text: list[int], bank: int, finished: bool
+) -> None:
+    state = rule(tuple(phrases))
     for token in text:
         state = state.advance(token)
     assert (state.num_tokens, state.is_met) == (bank, finished)

@@ -14,11 +14,11 @@ from torch import Tensor
 from beam_oracles import all_texts, narrow, search
 from draftree import LLM, AsyncLLM, SamplingParams
 from draftree.beam import scoring
-from draftree.beam.candidates import best
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
 from draftree.beam.search import BeamSearch
 from draftree.beam.sequence import SequenceSearch
+from draftree.beam.strategies import best
 from draftree.core.errors import GenerationError, InvalidRequestError, NonFiniteLogitsError
 from draftree.models.table import Table, TableLM, hashed, listed
 from text_backends import byte_fallback, metaspace, words

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from beam_oracles import logprobs, rescored, search
-from draftree.beam.strategies import UnorderedPhrases
+from draftree.beam.phrases import UnorderedPhrases
 from draftree.beam.trie import TokenTrie
 from draftree.core.errors import GenerationError, InvalidRequestError
 from draftree.models.table import TableLM, hashed, listed
@@ -171,7 +171,7 @@ def met_after(state: UnorderedPhrases, text: Sequence[int]) -> int:
 
 
 def test_a_phrase_that_begins_another() -> None:
-    root = UnorderedPhrases.root([(1,), (1, 2, 3)])
+    root = UnorderedPhrases([(1,), (1, 2, 3)])
     for text in ([1, 2, 3, 1], [1, 9, 1, 2, 3], [1, 2, 9, 1, 2, 3]):
         assert met_after(root, text) == len(text)
 
