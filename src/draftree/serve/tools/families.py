@@ -17,7 +17,7 @@ from draftree.core.errors import suggestion
 from draftree.sampling.grammar.ebnf import Dispatch, Marker, Part, Ref, Rules, characters, literal, terminal
 from draftree.sampling.grammar.languages import complement, ranges_of
 from draftree.sampling.grammar.schema import SchemaError, schema_text
-from draftree.sampling.grammar.schema_grammar import ARGUMENTS, PLAIN, SchemaCompiler
+from draftree.sampling.grammar.schema_grammar import Form, SchemaCompiler
 from draftree.serve.errors import invalid
 from draftree.serve.reasoning import HARMONY
 from draftree.serve.tools.parser import SPACE, CallFormat, NamedReader, ObjectReader, XmlReader
@@ -410,7 +410,7 @@ def _arguments(
     compiler = SchemaCompiler(rules)
     schema = schema_text(function.schema) if is_strict else '{"type": "object"}'
     try:
-        arguments = compiler.add(schema, ARGUMENTS if family.is_xml else PLAIN)
+        arguments = compiler.add(schema, Form.ARGUMENTS if family.is_xml else Form.JSON)
     except SchemaError as error:
         raise invalid(f"'{place}' cannot be enforced: {error}", place) from error
     if arguments.name not in rules.productive():
