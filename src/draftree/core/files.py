@@ -8,7 +8,7 @@ import os
 import re
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, final
 
@@ -87,11 +87,11 @@ class JsonError(ValueError):
     """Content that is not the expected JSON; the text says why."""
 
 
-def parse_json(content: str | bytes, *, object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+def parse_json(content: str | bytes) -> Any:
     """Parse JSON, text or its bytes in UTF-8."""
     try:
         text = content.decode("utf-8-sig") if isinstance(content, bytes) else content
-        return json.loads(text, object_pairs_hook=object_pairs_hook)
+        return json.loads(text)
     except RecursionError:
         raise JsonError("it is nested too deeply") from None
     except UnicodeDecodeError:

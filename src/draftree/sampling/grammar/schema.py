@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
@@ -18,43 +19,34 @@ MAX_VALUES = 8192
 """Objects, arrays, strings, numbers and constants in a schema; keywords are not counted."""
 MAX_CHARACTERS = 2**18
 """Length of a schema as JSON text."""
-_STRINGS_AND_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', flags=re.DOTALL)
 
 
 def schema_text(value: Any) -> str:
     """Return the JSON text of a schema: a mapping, JSON text, or a class with `model_json_schema` (pydantic)."""
-    tells = getattr(value, "model_json_schema", None)
-    if callable(tells):
+    if callable(model_json_schema := getattr(value, "model_json_schema", None)):
         try:
-            value = tells()
+            value = model_json_schema()
         except Exception as error:  # user code, which may raise anything
             raise ValueError(f"model_json_schema() raised {error!r}") from error
     if isinstance(value, str):
         value = value.removeprefix("\ufeff")
-        _require_bounded_text(value)
-        value = json.loads(value, object_pairs_hook=_without_duplicates)
+        _require_length(value)
+        try:
+            value = json.loads(value, object_pairs_hook=_without_duplicates)
+        except RecursionError:
+            raise _too_deep() from None
     if not isinstance(value, Mapping):
         raise ValueError(f"a schema is an object, not {type(value).__name__}")
     _require_bounded(value)
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()
     except TypeError as error:
         raise ValueError(str(error)) from error
-    try:
-        text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(f"{text[error.start]!r} is half of a surrogate pair, which is not a character") from error
     _require_length(text)
     return text
-
-
-def _require_bounded_text(text: str) -> None:
-    """Bound the depth of JSON text before the recursive parser."""
-    _require_length(text)
-    depth = 0
-    for match in _STRINGS_AND_BRACKETS.finditer(text):
-        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(match[0], 0)
-        _require_depth(depth)
 
 
 def _require_bounded(value: Any) -> None:
@@ -64,20 +56,18 @@ def _require_bounded(value: Any) -> None:
         count += len(level)
         if count > MAX_VALUES:
             raise ValueError(f"it has more than {MAX_VALUES} values: split it, or give a pattern for a long enum")
-        containers = [one for one in level if isinstance(one, Mapping | list | tuple)]
+        containers = [part for part in level if isinstance(part, Mapping | list | tuple)]
         depth += bool(containers)
-        _require_depth(depth)
+        if depth > MAX_DEPTH:
+            raise _too_deep()
         level = []
-        for one in containers:
-            if len(one) <= MAX_VALUES:
-                level.extend(one.values() if isinstance(one, Mapping) else one)
-            else:
-                level.extend([None] * len(one))
+        for part in containers:
+            values = part.values() if isinstance(part, Mapping) else part
+            level.extend(values if len(part) <= MAX_VALUES else [None] * len(part))
 
 
-def _require_depth(depth: int) -> None:
-    if depth > MAX_DEPTH:
-        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels: flatten it, or use a recursive $ref")
+def _too_deep() -> ValueError:
+    return ValueError(f"it is nested deeper than {MAX_DEPTH} levels: flatten it, or use a recursive $ref")
 
 
 def _require_length(text: str) -> None:
@@ -85,13 +75,13 @@ def _require_length(text: str) -> None:
         raise ValueError(f"it has {len(text)} characters, and at most {MAX_CHARACTERS} are compiled: shorten it")
 
 
-def _without_duplicates(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
+        if name in values:
             raise ValueError(f"{name!r} occurs twice in one object")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 # References of JSON Schema (`$ref`, `$id`, `$anchor`, JSON pointers), resolved within one document.
@@ -102,19 +92,8 @@ NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSc
 """Keywords that map names to schemas."""
 LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
 """Keywords that hold a list of schemas."""
-SINGLE = (
-    "items",
-    "additionalProperties",
-    "propertyNames",
-    "unevaluatedItems",
-    "additionalItems",
-    "unevaluatedProperties",
-    "contains",
-    "contentSchema",
-    "not",
-    "if",
-    "then",
-    "else",
+SINGLE = frozenset({"items", "additionalProperties", "propertyNames", "unevaluatedItems", "additionalItems"}).union(
+    {"unevaluatedProperties", "contains", "contentSchema", "not", "if", "then", "else"}
 )
 """Keywords that hold one schema."""
 
@@ -131,14 +110,9 @@ class SchemaError(ValueError):
 
 
 class References:
-    """Resolves the references of one schema document.
-
-    Args:
-        root: the document; bounded in depth. Not mutated.
-    """
+    """Resolves the references of one schema document of bounded depth."""
 
     def __init__(self, root: dict[str, Any]) -> None:
-        self._root = root
         self._bases: dict[int, str] = {}
         self._paths: dict[int, str] = {}
         self._by_uri: dict[str, Any] = {"": root}
@@ -162,24 +136,19 @@ class References:
         """Record base URIs, paths and names of a schema and of all nested schemas."""
         if not isinstance(schema, dict) or id(schema) in self._bases:
             return
-        given = schema.get("$id")
-        if isinstance(given, str) and not given.startswith("#"):
-            base = urldefrag(urljoin(base, given)).url
-            self._name(base, schema, path)
-        anchors = [schema.get("$anchor"), schema.get("$dynamicAnchor")]
-        if isinstance(given, str) and len(given) > 1 and given.startswith("#"):
-            anchors.append(given[1:])
-        for anchor in anchors:
-            if isinstance(anchor, str):
-                self._name(f"{base}#{anchor}", schema, path)
+        uris, anchors, name = [], [schema.get("$anchor"), schema.get("$dynamicAnchor")], schema.get("$id")
+        if isinstance(name, str) and name.startswith("#"):  # an anchor, up to draft 7
+            anchors.append(name[1:] or None)
+        elif isinstance(name, str):
+            base = urldefrag(urljoin(base, name)).url
+            uris.append(base)
+        uris += [f"{base}#{anchor}" for anchor in anchors if isinstance(anchor, str)]
+        for uri in uris:
+            if self._by_uri.setdefault(uri, schema) is not schema:
+                raise SchemaError(path, f"{uri!r} is also the name of another part of the schema")
         self._bases[id(schema)], self._paths[id(schema)] = base, path
         for keys, part in _parts(schema):
-            self._index(part, base, "/".join([path, *map(_escaped, keys)]))
-
-    def _name(self, uri: str, schema: Any, path: str) -> None:
-        other = self._by_uri.setdefault(uri, schema)
-        if other is not schema:
-            raise SchemaError(path, f"{uri!r} is also the name of another part of the schema")
+            self._index(part, base, "/".join([path, *(key.replace("~", "~0").replace("/", "~1") for key in keys)]))
 
     def path_of(self, schema: Any) -> str:
         """Return the JSON pointer of a schema of the document."""
@@ -188,69 +157,57 @@ class References:
     def target(self, schema: dict[str, Any]) -> Any:
         """Return the schema that a reference leads to."""
         if id(schema) not in self._targets:
-            self._targets[id(schema)] = self._find(schema)
+            self._targets[id(schema)] = self._find(schema["$ref"], self._bases[id(schema)], self._paths[id(schema)])
         return self._targets[id(schema)]
 
-    def _find(self, schema: dict[str, Any]) -> Any:
-        path, ref = self._paths[id(schema)], schema["$ref"]
+    def _find(self, ref: Any, base: str, path: str) -> Any:
         if not isinstance(ref, str):
             raise SchemaError(path, f"'$ref' is {ref!r}: it must be text")
-        base = self._bases[id(schema)]
         # urljoin drops the base of schemes that it does not know, such as urn:
-        joined = base + ref if ref.startswith("#") else urljoin(base, ref) if ref else base
-        uri, fragment = urldefrag(joined)
+        uri, fragment = urldefrag(base + ref if ref.startswith("#") else urljoin(base, ref) if ref else base)
         if uri not in self._by_uri:
             raise SchemaError(
                 path, f"'$ref' {ref!r} is in another document, and none is loaded: put that schema under '$defs'"
             )
-        if fragment and not fragment.startswith("/"):
-            anchor = f"{uri}#{unquote(fragment)}"
-            if anchor not in self._by_uri:
-                raise SchemaError(path, f"'$ref' {ref!r} names an anchor that the schema does not have")
-            return self._by_uri[anchor]
-        return self._at_pointer(self._by_uri[uri], unquote(fragment), f"'$ref' {ref!r}", path)
+        if not fragment or fragment.startswith("/"):
+            return self._at_pointer(self._by_uri[uri], unquote(fragment), f"'$ref' {ref!r}", path)
+        anchor = f"{uri}#{unquote(fragment)}"
+        if anchor not in self._by_uri:
+            raise SchemaError(path, f"'$ref' {ref!r} names an anchor that the schema does not have")
+        return self._by_uri[anchor]
 
     def _at_pointer(self, resource: dict[str, Any], pointer: str, what: str, path: str) -> Any:
-        found: Any = resource
+        part: Any = resource
         base, place = self._bases[id(resource)], self._paths[id(resource)]
         for escaped in pointer.split("/")[1:]:
             if re.search("~(?![01])", escaped):
                 raise SchemaError(path, f"{what} has '~' that is not followed by 0 or 1: write ~0 for '~', ~1 for '/'")
             key = escaped.replace("~1", "/").replace("~0", "~")
-            found = _member(found, key)
-            if found is None:
+            if isinstance(part, list):
+                is_index = re.fullmatch("0|[1-9][0-9]{0,8}", key) and int(key) < len(part)
+                part = part[int(key)] if is_index else None
+            else:
+                part = part.get(key) if isinstance(part, dict) else None
+            if part is None:
                 raise SchemaError(path, f"{what} has no target: there is no {key!r}")
             place = f"{place}/{escaped}"
-            if isinstance(found, dict):
-                base = self._bases.get(id(found), base)
-        if not isinstance(found, dict | bool):
-            raise SchemaError(path, f"{what} leads to {type(found).__name__}, which is not a schema")
+            base = self._bases.get(id(part), base)
+        if not isinstance(part, dict | bool):
+            raise SchemaError(path, f"{what} leads to {type(part).__name__}, which is not a schema")
         # schemas under keywords outside JSON Schema are indexed once a reference leads to them
-        self._index(found, base, place)
-        return found
+        self._index(part, base, place)
+        return part
 
 
 def _parts(schema: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the schemas directly inside a schema, with the keys that lead to them."""
     for word, part in schema.items():
         if word in NAMED and isinstance(part, dict):
-            yield from (((word, name), one) for name, one in part.items())
+            yield from (((word, name), schema) for name, schema in part.items())
         elif (word in LISTED or word == "items") and isinstance(part, list):
-            yield from (((word, str(index)), one) for index, one in enumerate(part))
+            yield from (((word, str(index)), schema) for index, schema in enumerate(part))
         elif word in SINGLE:
             yield (word,), part
-
-
-def _member(value: Any, key: str) -> Any:
-    if isinstance(value, dict):
-        return value.get(key)
-    if isinstance(value, list) and re.fullmatch("0|[1-9][0-9]{0,8}", key) and int(key) < len(value):
-        return value[int(key)]
-    return None
-
-
-def _escaped(key: str) -> str:
-    return key.replace("~", "~0").replace("/", "~1")
 
 
 MAX_VIOLATIONS = 8
@@ -263,29 +220,25 @@ def violations(schema: str, text: str, *, has_prefix: bool = False) -> tuple[str
         value = _last_value(text) if has_prefix else json.loads(text)
     except ValueError:
         return ("the text is not JSON",)
-    found: dict[str, None] = {}
+    broken: dict[str, None] = {}
     try:
         for error in validator_of(json.loads(schema)).iter_errors(value):
             place = "/".join(["#", *map(str, list(error.absolute_schema_path)[:-1])])
-            found[f"'{error.validator}' at {place}"] = None
-            if len(found) == MAX_VIOLATIONS:
+            broken[f"'{error.validator}' at {place}"] = None
+            if len(broken) == MAX_VIOLATIONS:
                 break
     except Exception as error:  # of a reference, or of a schema that contains itself in place
         return (f"{UNCHECKED} ({type(error).__name__})",)
-    return tuple(found)
+    return tuple(broken)
 
 
 def _last_value(text: str) -> Any:
     """Return the JSON value at the end of a text."""
-    decoder = json.JSONDecoder()
-    end = len(text.rstrip())
-    for start, sign in enumerate(text):
-        if sign in '{["-0123456789tfn':
-            try:
-                value, stop = decoder.raw_decode(text, start)
-            except ValueError:
-                continue
-            if stop == end:
+    decoder, text = json.JSONDecoder(), text.rstrip()
+    for start in re.finditer(r'[\[{"\-0-9tfn]', text):
+        with suppress(ValueError):
+            value, end = decoder.raw_decode(text, start.start())
+            if end == len(text):
                 return value
     raise ValueError("no JSON value")
 
