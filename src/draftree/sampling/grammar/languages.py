@@ -9,12 +9,11 @@ Source: Brzozowski, 1964; Owens, Reppy and Turon, "Regular-expression derivative
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from bisect import bisect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from typing import Any, final
 
@@ -70,23 +69,13 @@ def intersection(one: Ranges, other: Ranges) -> Ranges:
     return tuple(common)
 
 
-def _ends(pair: tuple[int, int]) -> tuple[int, int]:
-    return pair[0], pair[1] + 1
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Machine:
+    """A deterministic automaton that is given by functions. It tells only digits and the point apart."""
 
-
-class Machine(ABC):
-    """A deterministic automaton that is given by a function, such as a comparison of numbers."""
-
-    cuts: frozenset[int]
-    """Code points at which its behaviour may change."""
-
-    @abstractmethod
-    def step(self, state: Any, code: int) -> Any:
-        """Return the next state; None if no text continues."""
-
-    @abstractmethod
-    def accepts(self, state: Any) -> bool:
-        """Return whether a text may end."""
+    step: Callable[[Any, int], Any]  # from a state and a code point to the next state; None if no text continues
+    accepts: Callable[[Any], bool]  # whether a text may end in a state
 
 
 @final
@@ -162,43 +151,42 @@ class Languages:
 
     def alt(self, *parts: Language) -> Language:
         """Return the union."""
-        return self._join("alt", parts, self.nothing, any)
+        return self._join("alt", parts)
 
     def both(self, *parts: Language) -> Language:
         """Return the intersection."""
-        return self._join("both", parts, self.anything, all)
+        return self._join("both", parts)
 
-    def _join(
-        self, kind: str, parts: Sequence[Language], neutral: Language, joined: Callable[[Iterable[bool]], bool]
-    ) -> Language:
+    def _join(self, kind: str, parts: Iterable[Language]) -> Language:
+        is_alt = kind == "alt"
+        neutral, ruling = (self.nothing, self.anything) if is_alt else (self.anything, self.nothing)
         flat = dict.fromkeys(
             inner for part in parts for inner in (part.args if part.kind == kind else (part,)) if inner is not neutral
         )
-        ruling = self.nothing if kind == "both" else self.anything
         if ruling in flat:
             return ruling
         sets = [part for part in flat if part.kind == "chars"]
         if len(sets) > 1:
             ranges = sets[0].args
             for part in sets[1:]:
-                ranges = intersection(ranges, part.args) if kind == "both" else ranges_of((*ranges, *part.args))
-            return self._join(kind, [self.chars(ranges), *(part for part in flat if part not in sets)], neutral, joined)
-        if kind == "both" and self.empty_text in flat:
-            return self.empty_text if all(part.is_nullable for part in flat) else self.nothing
+                ranges = ranges_of((*ranges, *part.args)) if is_alt else intersection(ranges, part.args)
+            return self._join(kind, [self.chars(ranges), *(part for part in flat if part not in sets)])
+        nullable = [part.is_nullable for part in flat]
+        if not is_alt and self.empty_text in flat:
+            return self.empty_text if all(nullable) else self.nothing
         if len(flat) < 2:
             return next(iter(flat), neutral)
-        is_plain = kind == "alt" and all(part.is_plain for part in flat)
-        ordered = tuple(sorted(flat, key=id))
-        return self._node(kind, ordered, joined(part.is_nullable for part in flat), is_plain)
+        is_plain = is_alt and all(part.is_plain for part in flat)
+        return self._node(kind, tuple(sorted(flat, key=id)), any(nullable) if is_alt else all(nullable), is_plain)
 
     def complement(self, part: Language) -> Language:
         """Return all other texts."""
         if part.kind == "not":
             inner: Language = part.args[0]
             return inner
-        if part is self.nothing or part is self.anything:
-            return self.anything if part is self.nothing else self.nothing
-        return self._node("not", (part,), not part.is_nullable, False)
+        if part is self.nothing:
+            return self.anything
+        return self.nothing if part is self.anything else self._node("not", (part,), not part.is_nullable, False)
 
     def repeat(self, part: Language, least: int, most: int | None) -> Language:
         """Return from `least` to `most` repetitions; None for no limit."""
@@ -232,40 +220,37 @@ class Languages:
         return self._derivatives[key]
 
     def _derived(self, language: Language, code: int) -> Language:
-        kind = language.kind
         args = language.args
-        if kind == "chars":
-            return self.empty_text if any(low <= code <= high for low, high in args) else self.nothing
-        if kind == "alt":
-            return self.alt(*(self.derivative(part, code) for part in args))
-        if kind == "both":
-            return self.both(*(self.derivative(part, code) for part in args))
-        if kind == "not":
-            return self.complement(self.derivative(args[0], code))
-        if kind == "repeat":
-            part, least, most = args
-            fewer = self.repeat(part, max(0, least - 1), None if most is None else most - 1)
-            return self._pair(self.derivative(part, code), fewer)
-        if kind == "machine":
-            machine, state = args
-            following = machine.step(state, code)
-            return self.nothing if following is None else self.machine(machine, following)
-        found = []
+        match language.kind:
+            case "chars":
+                return self.empty_text if any(low <= code <= high for low, high in args) else self.nothing
+            case "alt" | "both" as kind:
+                return self._join(kind, [self.derivative(part, code) for part in args])
+            case "not":
+                return self.complement(self.derivative(args[0], code))
+            case "repeat":
+                part, least, most = args
+                fewer = self.repeat(part, max(0, least - 1), None if most is None else most - 1)
+                return self._pair(self.derivative(part, code), fewer)
+            case "machine":
+                machine, state = args
+                following = machine.step(state, code)
+                return self.nothing if following is None else self.machine(machine, following)
+        parts = []
         while language.kind == "seq" and language.args:
             head, rest = language.args
-            found.append(self._pair(self.derivative(head, code), rest))
+            parts.append(self._pair(self.derivative(head, code), rest))
             if not head.is_nullable:
-                return self.alt(*found)
+                return self.alt(*parts)
             language = rest
         if language.kind != "seq":
-            found.append(self.derivative(language, code))
-        return self.alt(*found)
+            parts.append(self.derivative(language, code))
+        return self.alt(*parts)
 
     def _leaves_of(self, language: Language) -> frozenset[Language]:
         """Return the sets of characters and the machines that decide on the derivative."""
         if language not in self._leaves:
-            kind = language.kind
-            args = language.args
+            kind, args = language.kind, language.args
             leaves = frozenset[Language]()
             if kind in ("chars", "machine"):
                 leaves = frozenset([language])
@@ -284,36 +269,32 @@ class Languages:
         """Return classes of characters that no leaf tells apart, each with a member."""
         if leaves not in self._partitions:
             sets = [leaf.args for leaf in leaves if leaf.kind == "chars"]
-            cuts = {cut for leaf in leaves if leaf.kind == "machine" for cut in leaf.args[0].cuts}
-            bounds = sorted(
-                {0, *_SURROGATES, LAST + 1, *cuts, *(cut for one in sets for pair in one for cut in _ends(pair))}
-            )
-            starts = [[low for low, _ in one] for one in sets]
-            found: dict[Any, list[tuple[int, int]]] = {}
-            for low, after in pairwise(bounds):
-                places = (bisect(starts[number], low) - 1 for number in range(len(sets)))
-                members = tuple(place >= 0 and low <= one[place][1] for place, one in zip(places, sets, strict=True))
-                cut = bisect(sorted(cuts), low) if cuts else 0
-                found.setdefault((members, cut), []).append((low, after - 1))
-            ranges = [ranges_of(pairs) for pairs in found.values()]
-            self._partitions[leaves] = [(one[0][0], one) for one in ranges if one]
+            cuts = _NUMERIC if any(leaf.kind == "machine" for leaf in leaves) else ()
+            edges = (edge for ranges in sets for low, high in ranges for edge in (low, high + 1))
+            starts = [[low for low, _ in ranges] for ranges in sets]
+            classes: dict[Any, list[tuple[int, int]]] = {}
+            for low, after in pairwise(sorted({0, *_SURROGATES, LAST + 1, *cuts, *edges})):
+                places = [bisect(lows, low) - 1 for lows in starts]
+                key = [place >= 0 and low <= ranges[place][1] for place, ranges in zip(places, sets, strict=True)]
+                classes.setdefault((*key, bisect(cuts, low)), []).append((low, after - 1))
+            partition = filter(None, map(ranges_of, classes.values()))
+            self._partitions[leaves] = [(ranges[0][0], ranges) for ranges in partition]
         return self._partitions[leaves]
 
     def automaton(self, language: Language) -> Automaton:
         """Return the smallest automaton whose states all lead to the end of a text; no states for `nothing`."""
-        try:
-            return self._automaton(language)
-        except RecursionError as error:
-            raise TooLargeError("its parts are nested too deep") from error
-
-    def _automaton(self, language: Language) -> Automaton:
         numbers = {language: 0}
         pending = [language]
         steps: list[dict[int, list[tuple[int, int]]]] = []
         for state in pending:
             targets: dict[int, list[tuple[int, int]]] = {}
-            for member, ranges in self._classes(self._leaves_of(state)):
-                target = self.derivative(state, member)
+            try:
+                successors = [
+                    (self.derivative(state, member), ranges) for member, ranges in self._classes(self._leaves_of(state))
+                ]
+            except RecursionError as error:
+                raise TooLargeError("its parts are nested too deep") from error
+            for target, ranges in successors:
                 if target is self.nothing:
                     continue
                 if target not in numbers:
@@ -329,15 +310,10 @@ class Languages:
 @final
 @dataclass(frozen=True, slots=True)
 class Automaton:
-    """A deterministic automaton that starts in state 0.
+    """A deterministic automaton that starts in state 0."""
 
-    Attributes:
-        steps: for each state, the characters that lead to each next state.
-        ends: for each state, whether a text may end.
-    """
-
-    steps: tuple[dict[int, Ranges], ...]
-    ends: tuple[bool, ...]
+    steps: tuple[dict[int, Ranges], ...]  # for each state, the characters that lead to each next state
+    ends: tuple[bool, ...]  # for each state, whether a text may end
 
 
 def _smallest(steps: list[dict[int, list[tuple[int, int]]]], ends: list[bool]) -> Automaton:
@@ -348,28 +324,26 @@ def _smallest(steps: list[dict[int, list[tuple[int, int]]]], ends: list[bool]) -
     numbers: dict[Ranges, int] = {}
     known: list[Ranges] = []
 
-    def number_of(ranges: Ranges) -> int:
-        if ranges not in numbers:
-            numbers[ranges] = len(known)
+    def number_of(pairs: Iterable[tuple[int, int]]) -> int:
+        ranges = ranges_of(pairs)
+        number = numbers.setdefault(ranges, len(known))
+        if number == len(known):
             known.append(ranges)
-        return numbers[ranges]
+        return number
 
     @cache
     def union(parts: frozenset[int]) -> int:
-        return number_of(ranges_of(pair for part in parts for pair in known[part]))
+        return number_of(pair for part in parts for pair in known[part])
 
-    edges = [
-        [(target, number_of(ranges_of(pairs))) for target, pairs in targets.items() if target in alive]
-        for targets in steps
-    ]
+    edges = [[(target, number_of(pairs)) for target, pairs in targets.items() if target in alive] for targets in steps]
     group = [int(is_end) for is_end in ends]
 
     def joined(state: int) -> dict[int, int]:
         """Return the numbers of the characters that lead to each group."""
-        found: dict[int, set[int]] = {}
+        parts: dict[int, set[int]] = {}
         for target, characters in edges[state]:
-            found.setdefault(group[target], set()).add(characters)
-        return {target: union(frozenset(parts)) for target, parts in found.items()}
+            parts.setdefault(group[target], set()).add(characters)
+        return {target: union(frozenset(characters)) for target, characters in parts.items()}
 
     count = 0
     rows = sorted(alive)
@@ -383,8 +357,8 @@ def _smallest(steps: list[dict[int, list[tuple[int, int]]]], ends: list[bool]) -
             break
         count = len(keys)
     chosen = {group[state]: state for state in reversed(rows)}
-    found = [{target: known[part] for target, part in joined(chosen[number]).items()} for number in range(count)]
-    return Automaton(tuple(found), tuple(ends[chosen[number]] for number in range(count)))
+    merged = [{target: known[part] for target, part in joined(chosen[number]).items()} for number in range(count)]
+    return Automaton(tuple(merged), tuple(ends[chosen[number]] for number in range(count)))
 
 
 def _alive(steps: list[dict[int, list[tuple[int, int]]]], ends: list[bool]) -> set[int]:
@@ -406,21 +380,16 @@ def _alive(steps: list[dict[int, list[tuple[int, int]]]], ends: list[bool]) -> s
 POINT = ord(".")
 _DIGIT = ((0x30, 0x39),)
 _NONZERO = ((0x31, 0x39),)
-_CUTS = frozenset({POINT, POINT + 1, *range(0x30, 0x3B)})
+_NUMERIC = (POINT, POINT + 1, *range(0x30, 0x3B))
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A bound of a number.
-
-    Attributes:
-        value: the bound.
-        is_strict: whether the bound itself is outside.
-    """
+    """A bound of a number."""
 
     value: Decimal
-    is_strict: bool = False
+    is_strict: bool = False  # whether the bound itself is outside
 
 
 def numbers(
@@ -443,93 +412,79 @@ def _negated(bound: Bound | None) -> Bound | None:
 
 def _sizes(languages: Languages, least: Bound | None, most: Bound | None) -> list[Language]:
     """Return the conditions on a number that is not negative."""
-    found = []
+    conditions = []
     if least is not None and (least.value > 0 or (least.value == 0 and least.is_strict)):
-        found.append(_compared(languages, least, is_upper=False))
+        conditions.append(_compared(languages, least, 1))
     if most is not None:
-        found.append(languages.nothing if most.value < 0 else _compared(languages, most, is_upper=True))
-    return found
+        conditions.append(languages.nothing if most.value < 0 else _compared(languages, most, -1))
+    return conditions
 
 
-def _compared(languages: Languages, bound: Bound, *, is_upper: bool) -> Language:
+def _compared(languages: Languages, bound: Bound, order: int) -> Language:
+    """Return the numbers above (1) or below (-1) a bound."""
     whole, _, fraction = f"{bound.value:f}".partition(".")
-    wanted = {-1 if is_upper else 1} | (set() if bound.is_strict else {0})
-    return languages.machine(_Comparison(_CUTS, whole, fraction.rstrip("0"), frozenset(wanted)), (0, 0, False))
+    machine = _comparison(whole, fraction.rstrip("0"), (order,) if bound.is_strict else (order, 0))
+    return languages.machine(machine, (0, 0, False))
 
 
-def _multiples(languages: Languages, step: Decimal) -> Language:
-    exponent = step.normalize().as_tuple().exponent
-    assert isinstance(exponent, int)
-    places = max(0, -exponent)
-    return languages.machine(_Multiples(_CUTS, int(step.scaleb(places)), places), (0, None))
-
-
-@final
-@dataclass(frozen=True)
-class _Comparison(Machine):
-    """Compares a decimal number that is not negative, digit by digit.
+@lru_cache
+def _comparison(whole: str, fraction: str, wanted: tuple[int, ...]) -> Machine:
+    """Return a machine that compares a decimal number that is not negative, digit by digit.
 
     A state is the number of digits in the current part, the order of the digits so far, and whether the point is read.
     """
 
-    cuts: frozenset[int]
-    whole: str
-    fraction: str
-    wanted: frozenset[int]
+    def order_of_whole(count: int, order: int) -> int:
+        return order if count == len(whole) else 1 if count > len(whole) else -1
 
-    def step(self, state: tuple[int, int, bool], code: int) -> tuple[int, int, bool] | None:
-        """Return the next state."""
+    def step(state: tuple[int, int, bool], code: int) -> tuple[int, int, bool] | None:
         count, order, has_point = state
         if code == POINT:
-            return None if has_point else (0, self._order_of_whole(count, order), True)
+            return None if has_point else (0, order_of_whole(count, order), True)
         if not 0x30 <= code <= 0x39:
             return None
-        digits = self.fraction if has_point else self.whole
+        digits = fraction if has_point else whole
         if not order:
             other = int(digits[count]) if count < len(digits) else 0
             order = (code - 0x30 > other) - (code - 0x30 < other)
         return min(count + 1, len(digits) + 1), order, has_point
 
-    def _order_of_whole(self, count: int, order: int) -> int:
-        if count != len(self.whole):
-            return 1 if count > len(self.whole) else -1
-        return order
-
-    def accepts(self, state: tuple[int, int, bool]) -> bool:
-        """Return whether the number is wanted."""
+    def accepts(state: tuple[int, int, bool]) -> bool:
         count, order, has_point = state
         if not has_point:
-            count, order = 0, self._order_of_whole(count, order)
-        if not order and self.fraction[count:]:
-            order = -1
-        return order in self.wanted
+            count, order = 0, order_of_whole(count, order)
+        return (-1 if not order and fraction[count:] else order) in wanted
+
+    return Machine(step, accepts)
 
 
-@final
-@dataclass(frozen=True)
-class _Multiples(Machine):
-    """Divides a decimal number by `step` * 10 ** -`places`.
+def _multiples(languages: Languages, multiple: Decimal) -> Language:
+    exponent = multiple.normalize().as_tuple().exponent
+    assert isinstance(exponent, int)
+    places = max(0, -exponent)
+    return languages.machine(_division(int(multiple.scaleb(places)), places), (0, None))
+
+
+@lru_cache
+def _division(divisor: int, most_places: int) -> Machine:
+    """Return a machine that divides a decimal number by `divisor` * 10 ** -`most_places`.
 
     A state is the remainder of the digits so far, and the number of digits after the point; None before it.
     """
 
-    cuts: frozenset[int]
-    divisor: int
-    places: int
-
-    def step(self, state: tuple[int, int | None], code: int) -> tuple[int, int | None] | None:
-        """Return the next state."""
+    def step(state: tuple[int, int | None], code: int) -> tuple[int, int | None] | None:
         remainder, places = state
         if code == POINT:
-            return (remainder, 0) if places is None and self.places else None
-        if not 0x30 <= code <= 0x39 or places == self.places:
+            return (remainder, 0) if places is None and most_places else None
+        if not 0x30 <= code <= 0x39 or places == most_places:
             return None
-        return (remainder * 10 + code - 0x30) % self.divisor, None if places is None else places + 1
+        return (remainder * 10 + code - 0x30) % divisor, None if places is None else places + 1
 
-    def accepts(self, state: tuple[int, int | None]) -> bool:
-        """Return whether the number is a multiple."""
+    def accepts(state: tuple[int, int | None]) -> bool:
         remainder, places = state
-        return remainder * 10 ** (self.places - (places or 0)) % self.divisor == 0
+        return remainder * 10 ** (most_places - (places or 0)) % divisor == 0
+
+    return Machine(step, accepts)
 
 
 # Formats of JSON strings as regular expressions. Each is the format, or a part of it without rare forms.
