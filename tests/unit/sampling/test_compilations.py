@@ -17,7 +17,6 @@ from draftree import AsyncLLM, SamplingParams
 from draftree.core.errors import InvalidRequestError, QueueFullError
 from draftree.models.table import TableLM, hashed
 from draftree.sampling.grammar import compiler as compilations
-from draftree.sampling.grammar import compiler as grammar
 from draftree.sampling.grammar.compiler import MAX_COMPILING, Compilations
 from draftree.text.tokenizer import Tokenizer
 from text_backends import byte_level
@@ -98,15 +97,15 @@ def model() -> tuple[TableLM, Tokenizer]:
 
 
 def test_a_grammar_that_compiles_for_long_holds_up_no_other_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, began, compiled = threading.Event(), threading.Event(), grammar._compiled
+    gate, began, compiled = threading.Event(), threading.Event(), compilations.Grammars._compiled
 
-    def slowly(compiler: Any, kind: str, text: str, *, prefix: str) -> Any:
-        if text == "slow":
+    def slowly(grammars: compilations.Grammars, params: SamplingParams) -> Any:
+        if params.regex == "slow":
             began.set()
             assert gate.wait(300)
-        return compiled(compiler, kind, text, prefix=prefix)
+        return compiled(grammars, params)
 
-    monkeypatch.setattr(grammar, "_compiled", slowly)
+    monkeypatch.setattr(compilations.Grammars, "_compiled", slowly)
 
     @asynchronous
     async def write() -> None:
@@ -143,8 +142,8 @@ def test_a_grammar_that_is_not_done_in_time_is_refused_by_name(
 ) -> None:
     gate = threading.Event()
     patience(0.0)
-    monkeypatch.setattr(grammar, "_compiled", lambda *_, prefix: gate.wait(300) and result())
-    grammars = grammar.Grammars([b"a", None], vocab_size=2)
+    monkeypatch.setattr(compilations.Grammars, "_compiled", lambda *_: gate.wait(300) and result())
+    grammars = compilations.Grammars([b"a", None], vocab_size=2)
     with pytest.raises(InvalidRequestError, match=r"regex='a\+' is refused: .* simplify it"):
         grammars.open(SamplingParams(regex="a+"), [1])
     gate.set()

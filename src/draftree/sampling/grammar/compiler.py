@@ -8,8 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from draftree.core.errors import InvalidRequestError, QueueFullError, import_extra
 from draftree.sampling.grammar.ebnf import with_valid_classes
@@ -18,12 +17,6 @@ from draftree.sampling.grammar.regex import regex_grammar
 from draftree.sampling.grammar.schema_grammar import schema_grammar
 from draftree.sampling.history import History
 from draftree.sampling.params import SamplingParams
-
-# Grammar compilation with a time limit: each grammar compiles on its own thread, and a request waits up to the limit.
-#
-# xgrammar cannot be interrupted. A grammar that exceeds the limit continues to compile on its thread after its request
-# was refused, and its result is cached; the limits on a grammar's size ensure that it terminates. Compilation releases
-# the interpreter lock, so other threads continue meanwhile.
 
 COMPILE_SECONDS = 20.0
 """The longest time that a request waits for its grammar."""
@@ -37,7 +30,12 @@ Key = tuple[str, ...]
 
 @final
 class Compilations:
-    """Runs compilations and caches their results. Thread-safe."""
+    """Runs each compilation on its own thread and caches the results. Thread-safe.
+
+    xgrammar cannot be interrupted. A grammar that exceeds the limit continues to compile on its thread after its
+    request was refused, and its result is cached; the limits on a grammar's size ensure that it terminates. Compilation
+    releases the interpreter lock, so other threads continue meanwhile.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -84,26 +82,20 @@ class Compilations:
         with self._changed:
             del self._running[key]
             self._done.update((key, result) for result in results)
-            while len(self._done) > 1 and sum(one.memory_size_bytes for one in self._done.values()) > CACHE_BYTES:
+            while len(self._done) > 1 and sum(result.memory_size_bytes for result in self._done.values()) > CACHE_BYTES:
                 self._done.popitem(last=False)
             self._changed.notify_all()
 
 
-# Compilation of grammars for one vocabulary: JSON schemas, regular expressions and EBNF.
-#
-# Source: xgrammar (Dong et al., arXiv 2411.15100), an extra. Compilation takes some milliseconds, or minutes for an
-# adversarial grammar; `compilations.py` limits the waiting time of a request and caches the results.
-
-
 class Grammars:
-    """Compiler of grammars for one vocabulary. Thread-safe.
+    """Compiler of grammars for one vocabulary, given by the bytes of each token (None for special ones). Thread-safe.
 
-    Args:
-        bytes_of: bytes of each token; None for special tokens.
+    Source: xgrammar (Dong et al., arXiv 2411.15100), an extra. Compilation takes some milliseconds, or minutes for an
+    adversarial grammar.
     """
 
     def __init__(self, bytes_of: Sequence[bytes | None], *, vocab_size: int) -> None:
-        self._xgrammar = _require_xgrammar()
+        self._xgrammar = import_extra("grammar", "json_schema, regex and grammar need", error=InvalidRequestError)
         self._vocab_size = vocab_size
         self._bytes_of = [*bytes_of[:vocab_size], *[None] * (vocab_size - len(bytes_of))]
         self._vocabularies: dict[frozenset[int], _Vocabulary] = {}
@@ -112,16 +104,14 @@ class Grammars:
 
     def open(self, params: SamplingParams, ends: Sequence[int]) -> Guide:
         """Create a guide for one sequence."""
-        kind, text = params.constraint or ("grammar", "")
+        kind, text, _ = _key(params)
         ends = [token for token in ends if token < self._vocab_size]
         if not ends:
             raise InvalidRequestError(
                 f"{kind} was given, but no token ends the text: leave ignore_eos out, or give stop_token_ids"
             )
-        compiled = self.compile(params)
-        matcher = self._xgrammar.GrammarMatcher(compiled, override_stop_tokens=ends)
-        said = self._vocabulary(params).said
-        guide = Guide(matcher, said, vocab_size=self._vocab_size, ends=ends)
+        matcher = self._xgrammar.GrammarMatcher(self.compile(params), override_stop_tokens=ends)
+        guide = Guide(matcher, self._vocabulary(params).bytes_of, vocab_size=self._vocab_size, ends=ends)
         (first,) = guide.allowed(History([0]), [()])
         if first is None or (not first.forbids and not len(first.tokens)):
             raise _refused(kind, text, "no text in this model's vocabulary matches it")
@@ -134,14 +124,28 @@ class Grammars:
     def compile(self, params: SamplingParams) -> Any:
         """Return the compiled grammar of these parameters; it is cached."""
         kind, text, prefix = _key(params)
-
-        def task() -> Any:
-            return _compiled(self._vocabulary(params).compiler, kind, text, prefix=prefix)
-
         try:
-            return self._compilations.get((kind, text, prefix), task)
+            return self._compilations.get((kind, text, prefix), lambda: self._compiled(params))
         except TimeoutError as error:
             raise _refused(kind, text, f"its compilation exceeds {COMPILE_SECONDS:.0f} seconds: simplify it") from error
+
+    def _compiled(self, params: SamplingParams) -> Any:
+        kind, text, prefix = _key(params)
+        compiler = self._vocabulary(params).compiler
+        try:
+            match kind:
+                case "json_schema":
+                    ebnf = schema_grammar(text).ebnf
+                case "regex":
+                    ebnf = regex_grammar(text)
+                case _:
+                    ebnf = with_valid_classes(text)
+            if not prefix:
+                return compiler.compile_grammar(ebnf)
+            grammar = self._xgrammar.Grammar
+            return compiler.compile_grammar(grammar.concat(grammar.from_ebnf(prefix), grammar.from_ebnf(ebnf)))
+        except (RuntimeError, ValueError) as error:
+            raise _refused(kind, text, _reason(error)) from error
 
     def _vocabulary(self, params: SamplingParams) -> _Vocabulary:
         """Return the vocabulary for the grammar of these parameters; built on first use."""
@@ -149,23 +153,20 @@ class Grammars:
         key = frozenset(token for token in named if token < self._vocab_size and not self._bytes_of[token])
         with self._lock:
             if key not in self._vocabularies:
-                said = [data or b"" for data in self._bytes_of]
+                bytes_of = [data or b"" for data in self._bytes_of]
                 for token in key:
                     # a token without bytes is never allowed, and these occur in no text
-                    said[token] = b"\xff%d" % token
+                    bytes_of[token] = b"\xff%d" % token
                 info = self._xgrammar.TokenizerInfo(
-                    said, self._xgrammar.VocabType.RAW, vocab_size=self._vocab_size, stop_token_ids=[]
+                    bytes_of, self._xgrammar.VocabType.RAW, vocab_size=self._vocab_size, stop_token_ids=[]
                 )
                 compiler = self._xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
-                self._vocabularies[key] = _Vocabulary(said, compiler)
+                self._vocabularies[key] = _Vocabulary(bytes_of, compiler)
             return self._vocabularies[key]
 
 
-@dataclass(frozen=True, slots=True)
-class _Vocabulary:
-    """The bytes of each token, empty for unusable tokens, and the compiler for them."""
-
-    said: list[bytes]
+class _Vocabulary(NamedTuple):
+    bytes_of: list[bytes]  # empty for unusable tokens
     compiler: Any
 
 
@@ -177,22 +178,6 @@ def _key(params: SamplingParams) -> tuple[str, str, str]:
     """Return the kind of a grammar, its text, and the EBNF of what precedes it."""
     kind, text = params.constraint or ("grammar", "")
     return kind, text, params.grammar_prefix or ""
-
-
-def _compiled(compiler: Any, kind: str, text: str, *, prefix: str) -> Any:
-    ebnf_of = {"json_schema": lambda schema: schema_grammar(schema).ebnf, "regex": regex_grammar}
-    try:
-        ebnf = ebnf_of.get(kind, with_valid_classes)(text)
-        if not prefix:
-            return compiler.compile_grammar(ebnf)
-        grammar = _require_xgrammar().Grammar
-        return compiler.compile_grammar(grammar.concat(grammar.from_ebnf(prefix), grammar.from_ebnf(ebnf)))
-    except (RuntimeError, ValueError) as error:
-        raise _refused(kind, text, _reason(error)) from error
-
-
-def _require_xgrammar() -> Any:
-    return import_extra("grammar", "json_schema, regex and grammar need", error=InvalidRequestError)
 
 
 def _refused(kind: str, text: str, reason: str) -> InvalidRequestError:

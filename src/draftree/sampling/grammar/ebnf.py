@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import final
 
 from draftree.sampling.grammar.languages import (
+    LAST,
     Automaton,
     Language,
     Languages,
@@ -21,17 +23,11 @@ from draftree.sampling.grammar.languages import (
 @final
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """The texts of a rule, or repetitions of them.
-
-    Attributes:
-        name: of the rule.
-        least: fewest repetitions.
-        most: most repetitions; None for no limit.
-    """
+    """The texts of a rule, or repetitions of them."""
 
     name: str
     least: int = 1
-    most: int | None = 1
+    most: int | None = 1  # most repetitions; None for no limit
 
     def __str__(self) -> str:
         return self.name + _times(self.least, self.most)
@@ -46,17 +42,11 @@ Marker = str | int
 @final
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Any text, in which each marker is followed by a text of a rule. The only part of its rule.
-
-    Attributes:
-        name: of the rule.
-        marker: the text, or the id of the special token, before it.
-        is_repeated: whether any text may follow; otherwise the whole text ends there.
-    """
+    """Any text, in which each marker is followed by a text of a rule. The only part of its rule."""
 
     name: str
     marker: Marker
-    is_repeated: bool
+    is_repeated: bool  # whether any text may follow; otherwise the whole text ends there
     least: int = 1
 
     def __str__(self) -> str:
@@ -102,11 +92,11 @@ class Rules:
 
     def add_language(self, languages: Languages, language: Language, encode: Encoding, *, end: str = "") -> Ref:
         """Add rules for the texts of a language."""
-        if language.is_plain:
-            if language is languages.nothing:
-                return self.add()
-            return self.add([_expression(language, encode), *([end] if end else [])])
-        return self.add_automaton(languages.automaton(language), encode, end=end)
+        if not language.is_plain:
+            return self.add_automaton(languages.automaton(language), encode, end=end)
+        if language is languages.nothing:
+            return self.add()
+        return self.add([_expression(language, encode), *([end] if end else [])])
 
     def add_automaton(self, automaton: Automaton, encode: Encoding, *, end: str = "") -> Ref:
         """Add rules for the texts of an automaton, each followed by `end`."""
@@ -128,7 +118,7 @@ class Rules:
         """Return the rules that have a text."""
         users: dict[str, list[tuple[str, int]]] = {}
         missing: dict[tuple[str, int], int] = {}
-        found: set[str] = set()
+        productive: set[str] = set()
         pending: list[str] = []
         for name, alternatives in self._rules.items():
             for number, parts in enumerate(alternatives):
@@ -140,36 +130,34 @@ class Rules:
                     pending.append(name)
         while pending:
             name = pending.pop()
-            if name in found:
-                continue
-            found.add(name)
-            for user in users.get(name, ()):
-                missing[user] -= 1
-                if not missing[user]:
-                    pending.append(user[0])
-        return frozenset(found)
+            if name not in productive:
+                productive.add(name)
+                for user in users.get(name, ()):
+                    missing[user] -= 1
+                    if not missing[user]:
+                        pending.append(user[0])
+        return frozenset(productive)
 
     def text(self, root: Ref) -> str | None:
         """Return the grammar as EBNF; None if it has no texts. Rules and alternatives without texts are left out."""
         productive = self.productive()
         if root.name not in productive:
             return None
-        lines = [f"root ::= {root}\n"]
-        seen = {root.name}
+        lines = {root.name: ""}
         pending = [root.name]
         for name in pending:
             bodies = []
             for parts in self._rules[name]:
-                if any(not isinstance(part, str) and part.least and part.name not in productive for part in parts):
+                empty = [part for part in parts if not isinstance(part, str) and part.name not in productive]
+                if any(part.least for part in empty):
                     continue
-                kept = [part for part in parts if isinstance(part, str) or part.name in productive]
+                kept = [part for part in parts if part not in empty]
                 bodies.append(" ".join(map(str, kept)) or '""')
-                for part in kept:
-                    if not isinstance(part, str) and part.name not in seen:
-                        seen.add(part.name)
-                        pending.append(part.name)
-            lines.append(f"{name} ::= {' | '.join(dict.fromkeys(bodies))}\n")
-        return "".join(lines)
+                fresh = {part.name: "" for part in kept if not isinstance(part, str) and part.name not in lines}
+                pending += fresh
+                lines |= fresh
+            lines[name] = f"{name} ::= {' | '.join(dict.fromkeys(bodies))}\n"
+        return "".join([f"root ::= {root}\n", *lines.values()])
 
 
 def literal(text: str) -> str:
@@ -198,16 +186,16 @@ _SHORT = {0x22: '"', 0x5C: "\\", 0x08: "b", 0x0C: "f", 0x0A: "n", 0x0D: "r", 0x0
 
 def as_json(ranges: Ranges) -> list[str]:
     """Write characters as in a JSON string, those that must be escaped by one escape each."""
-    found = as_text(intersection(ranges, _PLAIN))
+    classes = as_text(intersection(ranges, _PLAIN))
     escaped = [code for code in (*range(0x20), 0x22, 0x5C) if any(low <= code <= high for low, high in ranges)]
-    short = "".join(_SHORT[code] for code in escaped if code in _SHORT)
+    short = sorted(_SHORT[code] for code in escaped if code in _SHORT)
     if short:
-        found.append(f"{literal(chr(0x5C))} {characters(tuple((ord(sign),) * 2 for sign in sorted(short)))}")
+        classes.append(f"{literal(chr(0x5C))} {characters(tuple((ord(sign),) * 2 for sign in short))}")
     for high in range(2):
         low = [(ord(f"{code % 16:x}"),) * 2 for code in escaped if code // 16 == high and code not in _SHORT]
         if low:
-            found.append(f"{literal(f'{chr(0x5C)}u00{high}')} {characters(ranges_of(low))}")
-    return found
+            classes.append(f"{literal(f'{chr(0x5C)}u00{high}')} {characters(ranges_of(low))}")
+    return classes
 
 
 def _group(alternatives: Sequence[str]) -> str:
@@ -272,44 +260,42 @@ _CONTROLS = {"n": 0x0A, "t": 0x09, "r": 0x0D, "v": 0x0B, "f": 0x0C, "a": 0x07, "
 
 def require_bounded_grammar(text: str) -> None:
     """Raise ValueError for EBNF that is too long, too deep, or has a character outside literals that no rule can."""
-    if len(text) > MAX_CHARACTERS:
-        raise ValueError(f"it has {len(text)} characters, and at most {MAX_CHARACTERS} are compiled: shorten it")
+    require_length(text, MAX_CHARACTERS)
     _require_unicode(text)
-    bare = _LITERALS.sub(lambda found: " " * len(found[0]) if found[0][0] == "#" else "." * len(found[0]), text)
-    for place, character in enumerate(bare):
-        if not character.isascii():
-            line = text.count("\n", 0, place) + 1
-            column = place - text.rfind("\n", 0, place)
-            raise ValueError(
-                f"{character!r} at line {line}, column {column} is outside a literal, where only ASCII is allowed: "
-                'delete it, or write it in "..."'
-            )
-    depth = 0
-    for bracket in bare:
-        depth += (bracket in "([{") - (bracket in ")]}")
-        if depth > MAX_DEPTH:
-            raise ValueError(f"its brackets are nested deeper than {MAX_DEPTH} levels: flatten it")
-    for rule in bare.split("::="):
-        count = len(_OPTIONAL.findall(rule))
-        if count > MAX_OPTIONAL:
-            raise ValueError(
-                f"it has {count} optional parts (by ? or an empty alternative) in one rule, and at most {MAX_OPTIONAL} "
-                "are compiled: write a repetition such as {0,3}, or alternatives"
-            )
+    bare = _LITERALS.sub(lambda match: (" " if match[0][0] == "#" else ".") * len(match[0]), text)
+    if match := re.search(r"[^\x00-\x7f]", bare):
+        line = text.count("\n", 0, match.start()) + 1
+        column = match.start() - text.rfind("\n", 0, match.start())
+        raise ValueError(
+            f"{match[0]!r} at line {line}, column {column} is outside a literal, where only ASCII is allowed: "
+            'delete it, or write it in "..."'
+        )
+    if max(accumulate((sign in "([{") - (sign in ")]}") for sign in bare), default=0) > MAX_DEPTH:
+        raise ValueError(f"its brackets are nested deeper than {MAX_DEPTH} levels: flatten it")
+    count = max(len(_OPTIONAL.findall(rule)) for rule in bare.split("::="))
+    if count > MAX_OPTIONAL:
+        raise ValueError(
+            f"it has {count} optional parts (by ? or an empty alternative) in one rule, and at most {MAX_OPTIONAL} "
+            "are compiled: write a repetition such as {0,3}, or alternatives"
+        )
     _require_few_parts(bare)
+
+
+def require_length(text: str, most: int) -> None:
+    """Raise ValueError for a grammar that is too long."""
+    if len(text) > most:
+        raise ValueError(f"it has {len(text)} characters, and at most {most} are compiled: shorten it")
 
 
 def with_valid_classes(text: str) -> str:
     """Return EBNF whose classes have no half surrogate pairs, which are no characters; others stay as they are."""
 
-    def replaced(found: re.Match[str]) -> str:
-        if found[1] is not None:
-            return found[0]
-        ranges = _ranges(found[3])
-        if ranges is None or not (found[2] or any(low < 0xD800 and high > 0xDFFF for low, high in ranges)):
-            return found[0]
+    def replaced(match: re.Match[str]) -> str:
+        ranges = None if match[1] is not None else _ranges(match[3])
+        if ranges is None or not (match[2] or any(low < 0xD800 and high > 0xDFFF for low, high in ranges)):
+            return match[0]
         valid = ranges_of(ranges)
-        return characters(complement(valid) if found[2] else valid)
+        return characters(complement(valid) if match[2] else valid)
 
     return _PARTS.sub(replaced, text)
 
@@ -331,13 +317,10 @@ def _ranges(body: str) -> Ranges | None:
     pairs: list[tuple[int, int]] = []
     place = 0
     while place < len(codes):
-        low = high = codes[place][0]
-        if place + 2 < len(codes) and codes[place + 1][1]:
-            high = codes[place + 2][0]
-            place += 2
-        pairs.append((low, high))
-        place += 1
-    return tuple(pairs) if all(low <= high <= 0x10FFFF for low, high in pairs) else None
+        is_range = place + 2 < len(codes) and codes[place + 1][1]
+        pairs.append((codes[place][0], codes[place + 2 * is_range][0]))
+        place += 1 + 2 * is_range
+    return tuple(pairs) if all(low <= high <= LAST for low, high in pairs) else None
 
 
 def _require_unicode(text: str) -> None:
@@ -345,11 +328,11 @@ def _require_unicode(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(f"character {error.start} is half of a surrogate pair, which is not a character") from error
-    for found in _CODE_POINT.finditer(text):
-        digits = next(filter(None, found.groups()), "").lstrip("0")
+    for match in _CODE_POINT.finditer(text):
+        digits = next(filter(None, match.groups()), "").lstrip("0")
         if len(digits) == 4 and 0xD800 <= int(digits, 16) <= 0xDFFF:
             raise ValueError(
-                f"{found[0]} is half of a surrogate pair, which is not a character: write the intended character"
+                f"{match[0]} is half of a surrogate pair, which is not a character: write the intended character"
             )
     if "\0" in text:
         raise ValueError(f"character {text.index(chr(0))} is a null character, which is not allowed: leave it out")
@@ -357,9 +340,7 @@ def _require_unicode(text: str) -> None:
 
 def _require_few_parts(bare: str) -> None:
     """Bound the expanded size of repetitions."""
-    sizes = [0]
-    last = 0
-    parts = 0
+    sizes, last, parts = [0], 0, 0
     for symbol in _SYMBOL.finditer(re.sub(r"\.+", ".", bare)):
         if symbol[0] == "(":
             sizes.append(0)

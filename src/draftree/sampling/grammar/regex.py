@@ -14,17 +14,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import final
 
-from draftree.sampling.grammar.ebnf import Rules, as_text
+from draftree.sampling.grammar.ebnf import MAX_DEPTH, MAX_OPTIONAL, MAX_PARTS, Rules, as_text, require_length
 from draftree.sampling.grammar.languages import LAST, Language, Languages, Ranges, TooLargeError, complement, ranges_of
 
 MAX_CHARACTERS = 2**15
 """Maximum length of a regular expression."""
-MAX_DEPTH = 128
-"""Maximum nesting of groups."""
-MAX_OPTIONAL = 48
-"""Optional parts of an expression; compile time is quadratic in them."""
-MAX_PARTS = 4096
-"""Repeated parts of an expression, each counted with its maximum number of repetitions; * and + count once."""
 MAX_STEPS = 10_000
 """Maximum alternatives before and after assertions."""
 
@@ -35,50 +29,39 @@ _SPACE = ranges_of([(0x2000, 0x200A), *((ord(space), ord(space)) for space in _S
 _LINE_ENDS: Ranges = ((0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029))
 _CLASSES = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
 _CONTROLS = {"n": 0x0A, "r": 0x0D, "t": 0x09, "f": 0x0C, "v": 0x0B}
+_LETTER = re.compile("[dDwWsSnrtfv]")
 _CODE = re.compile(r"x([0-9a-fA-F]{2})|u\{([0-9a-fA-F]{1,6})\}|u([0-9a-fA-F]{4})")
 _LOW_HALF = re.compile(r"\\u([dD][c-fC-F][0-9a-fA-F]{2})")
 _COUNT = re.compile(r"\{([0-9]{1,9})(,?)([0-9]{0,9})\}")
 _GROUP = re.compile(r"\?(?::|(?:P?<[A-Za-z_]\w*>)|(?P<look>[=!]))")
+_CONTROL = re.compile("c([A-Za-z])|0(?![0-9])")
 _PROPERTY = re.compile(r"[pP]\{(\w+(?:=\w+)?)\}")
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Regex:
-    """A node of an expression.
+    """A node of an expression."""
 
-    Attributes:
-        kind: 'chars', 'seq', 'alt', 'repeat', 'start', 'end', 'ahead' or 'not ahead'.
-        parts: the parts inside.
-        ranges: characters of 'chars'.
-        least: fewest repetitions.
-        most: most repetitions; None for no limit.
-        has_assertions: whether an anchor or look-ahead is inside.
-        size: number of characters, repetitions multiplied out.
-    """
-
-    kind: str
+    kind: str  # 'chars', 'seq', 'alt', 'repeat', 'start', 'end', 'ahead' or 'not ahead'
     parts: tuple[Regex, ...] = ()
-    ranges: Ranges = ()
+    ranges: Ranges = ()  # characters of 'chars'
     least: int = 1
-    most: int | None = 1
-    has_assertions: bool = False
-    size: int = 1
+    most: int | None = 1  # most repetitions; None for no limit
+    has_assertions: bool = False  # whether an anchor or look-ahead is inside
+    size: int = 1  # number of characters, repetitions multiplied out
 
 
 def parse(text: str) -> Regex:
     """Read an expression."""
-    if len(text) > MAX_CHARACTERS:
-        raise ValueError(f"it has {len(text)} characters, and at most {MAX_CHARACTERS} are compiled: shorten it")
+    require_length(text, MAX_CHARACTERS)
     return _Parser(text).parse()
 
 
 def regex_grammar(text: str) -> str:
     """Return the grammar of the texts that an expression matches as a whole."""
-    languages = Languages()
-    rules = Rules()
-    root = rules.add_language(languages, language(parse(text), languages, is_search=False), as_text)
-    ebnf = rules.text(root)
+    languages, rules = Languages(), Rules()
+    ebnf = rules.text(rules.add_language(languages, language(parse(text), languages, is_search=False), as_text))
     if ebnf is None:
         raise ValueError("no text matches it")
     return ebnf
@@ -124,19 +107,20 @@ class _Translation:
             raise TooLargeError("it has too many alternatives with anchors or look-ahead")
         if not regex.has_assertions:
             return self._before(self._plain(regex), rest, at_start=at_start)
-        if regex.kind == "start":
-            return rest(True) if at_start else made.nothing
-        if regex.kind == "end":
-            return made.both(made.empty_text, rest(at_start))
-        if regex.kind in ("ahead", "not ahead"):
-            ahead = self.run(regex.parts[0], lambda _: made.anything, at_start=at_start)
-            return made.both(made.complement(ahead) if regex.kind == "not ahead" else ahead, rest(at_start))
-        if regex.kind == "alt":
-            return made.alt(*(self.run(part, rest, at_start=at_start) for part in regex.parts))
-        if regex.kind == "repeat":
-            if (regex.least, regex.most) != (0, 1):
-                raise ValueError("an anchor or look-ahead in a repetition is not supported: move it out of (...)")
-            return made.alt(rest(at_start), self.run(regex.parts[0], rest, at_start=at_start))
+        match regex.kind:
+            case "start":
+                return rest(True) if at_start else made.nothing
+            case "end":
+                return made.both(made.empty_text, rest(at_start))
+            case "ahead" | "not ahead":
+                ahead = self.run(regex.parts[0], lambda _: made.anything, at_start=at_start)
+                return made.both(made.complement(ahead) if regex.kind == "not ahead" else ahead, rest(at_start))
+            case "alt":
+                return made.alt(*(self.run(part, rest, at_start=at_start) for part in regex.parts))
+            case "repeat":
+                if (regex.least, regex.most) != (0, 1):
+                    raise ValueError("an anchor or look-ahead in a repetition is not supported: move it out of (...)")
+                return made.alt(rest(at_start), self.run(regex.parts[0], rest, at_start=at_start))
         return self._sequence(regex.parts, rest, at_start=at_start)
 
     def _sequence(self, parts: tuple[Regex, ...], rest: Callable[[bool], Language], *, at_start: bool) -> Language:
@@ -187,10 +171,19 @@ class _Parser:
     def _next(self) -> str:
         return self._text[self._at : self._at + 1]
 
+    def _skip(self, sign: str) -> bool:
+        is_next = self._next() == sign
+        self._at += is_next
+        return is_next
+
+    def _match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        match = pattern.match(self._text, self._at)
+        self._at = match.end() if match else self._at
+        return match
+
     def _alternatives(self) -> Regex:
         parts = [self._sequence()]
-        while self._next() == "|":
-            self._at += 1
+        while self._skip("|"):
             parts.append(self._sequence())
         if len(parts) == 1:
             return parts[0]
@@ -213,82 +206,75 @@ class _Parser:
 
     def _quantified(self, part: Regex) -> Regex:
         sign = self._next()
-        if sign not in ("*", "+", "?", "{"):
-            return part
-        count = _COUNT.match(self._text, self._at)
-        if sign == "{" and count is None:
-            raise self._error("'{' begins no count such as {2,3}: write \\{")
-        if count is None:
-            least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}[sign]
-            self._at += 1
-        else:
+        least: int
+        most: int | None
+        if count := self._match(_COUNT):
             least = int(count[1])
             most = least if not count[2] else int(count[3]) if count[3] else None
-            self._at = count.end()
+        elif sign in ("*", "+", "?"):
+            self._at += 1
+            least, most = int(sign == "+"), 1 if sign == "?" else None
+        elif sign == "{":
+            raise self._error("'{' begins no count such as {2,3}: write \\{")
+        else:
+            return part
         if most is not None and most < least:
             raise self._error("a count has a maximum below its minimum")
-        if self._next() == "?":
-            self._at += 1  # which match is preferred changes no language
+        self._skip("?")  # which match is preferred changes no language
         if self._next() in ("*", "+", "?"):
             raise self._error("two quantifiers in a row are not supported: keep one of them")
-        if sign == "?":
-            self._count_optional(1)
-        return self._repeated_part(part, least, most)
-
-    def _repeated_part(self, part: Regex, least: int, most: int | None) -> Regex:
-        times = max(1, least if most is None else most)
-        self._repeated += part.size * times
+        self._count_optional(sign == "?")
+        size = part.size * max(1, least if most is None else most)
+        self._repeated += size
         if self._repeated > MAX_PARTS:
             raise ValueError(f"its repetitions make more than {MAX_PARTS} parts: lower the counts, or use * and +")
-        return Regex("repeat", (part,), (), least, most, part.has_assertions, part.size * times)
+        return Regex("repeat", (part,), (), least, most, part.has_assertions, size)
 
     def _atom(self) -> Regex:
         sign = self._next()
-        self._at += 1
-        if sign == "(":
-            return self._group()
-        if sign == "[":
-            return Regex("chars", ranges=self._class())
-        if sign == "\\":
-            return Regex("chars", ranges=self._escape(in_class=False))
-        if sign == ".":
-            return Regex("chars", ranges=complement(_LINE_ENDS))
-        if sign in "^$":
-            return Regex("start" if sign == "^" else "end", has_assertions=True)
         if sign in "*+?{":
-            self._at -= 1
             raise self._error(f"there is nothing that {sign!r} could repeat: write \\{sign}")
-        return Regex("chars", ranges=self._point(ord(sign)))
+        self._at += 1
+        match sign:
+            case "(":
+                return self._group()
+            case "^" | "$":
+                return Regex("start" if sign == "^" else "end", has_assertions=True)
+            case "[":
+                ranges = self._class()
+            case "\\":
+                ranges = self._escape(in_class=False)
+            case ".":
+                ranges = complement(_LINE_ENDS)
+            case _:
+                ranges = self._point(ord(sign))
+        return Regex("chars", ranges=ranges)
 
     def _group(self) -> Regex:
-        kind = None
-        if self._next() == "?":
-            found = _GROUP.match(self._text, self._at)
-            if found is None:
-                reason = "look-behind and flags in (?...) are not supported: write (...), (?:...), (?=...) or (?!...)"
-                raise self._error(reason)
-            kind = {"=": "ahead", "!": "not ahead", None: None}[found["look"]]
-            self._at = found.end()
+        group = self._match(_GROUP)
+        if not group and self._next() == "?":
+            reason = "look-behind and flags in (?...) are not supported: write (...), (?:...), (?=...) or (?!...)"
+            raise self._error(reason)
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise ValueError(f"its groups are nested deeper than {MAX_DEPTH} levels: flatten it")
         inner = self._alternatives()
         self._depth -= 1
-        if self._next() != ")":
+        if not self._skip(")"):
             raise self._error("a parenthesis is not closed: write \\( for the character")
-        self._at += 1
-        return inner if kind is None else Regex(kind, (inner,), has_assertions=True, size=inner.size)
+        if not group or not group["look"]:
+            return inner
+        return Regex("ahead" if group["look"] == "=" else "not ahead", (inner,), has_assertions=True, size=inner.size)
 
     def _class(self) -> Ranges:
-        is_negated = self._next() == "^"
-        self._at += is_negated
+        is_negated = self._skip("^")
         if self._next() == "]":
             raise self._error(
                 "a class begins with ], which JavaScript and Python read differently: write \\] for the character, "
                 "[\\s\\S] for any"
             )
         pairs: list[tuple[int, int]] = []
-        while self._next() != "]":
+        while not self._skip("]"):
             low = self._class_member()
             if self._next() != "-" or self._text[self._at + 1 : self._at + 2] in ("]", ""):
                 pairs.extend(low)
@@ -298,7 +284,6 @@ class _Parser:
             if not _is_single(low) or not _is_single(high) or low > high:
                 raise self._error("a range in a class must have its lower end first: write \\- for the character")
             pairs.append((low[0][0], high[0][0]))
-        self._at += 1
         ranges = ranges_of(pairs)
         return complement(ranges) if is_negated else ranges
 
@@ -310,37 +295,27 @@ class _Parser:
         return self._escape(in_class=True) if sign == "\\" else self._point(ord(sign))
 
     def _escape(self, *, in_class: bool) -> Ranges:
-        sign = self._next()
-        if sign.lower() in _CLASSES:
-            self._at += 1
-            ranges = _CLASSES[sign.lower()]
-            return complement(ranges) if sign.isupper() else ranges
-        if sign in _CONTROLS:
-            self._at += 1
-            return self._point(_CONTROLS[sign])
-        code = _CODE.match(self._text, self._at)
-        name = _PROPERTY.match(self._text, self._at)
-        if code is not None:
-            self._at = code.end()
+        if letter := self._match(_LETTER):
+            if letter[0] in _CONTROLS:
+                return self._point(_CONTROLS[letter[0]])
+            ranges = _CLASSES[letter[0].lower()]
+            return complement(ranges) if letter[0].isupper() else ranges
+        if code := self._match(_CODE):
             value = int(next(filter(None, code.groups())), 16)
-            low = _LOW_HALF.match(self._text, self._at)
-            if code[3] and 0xD800 <= value < 0xDC00 and low is not None:
-                self._at = low.end()
+            if code[3] and 0xD800 <= value < 0xDC00 and (low := self._match(_LOW_HALF)):
                 value = 0x10000 + ((value - 0xD800) << 10) + int(low[1], 16) - 0xDC00
             return self._point(value)
-        if name is not None:
+        if name := _PROPERTY.match(self._text, self._at):
             ranges = _property(name[1])
             if not ranges:
                 raise self._error(f"the property {name[1]!r} is not known")
             self._at = name.end()
             return complement(ranges) if name[0][0] == "P" else ranges
-        letter = re.match("c([A-Za-z])|0(?![0-9])", self._text[self._at :])
-        if letter is not None:
-            self._at += len(letter[0])
-            return self._point(ord(letter[1]) % 32 if letter[1] else 0)
-        if in_class and sign == "b":
-            self._at += 1
+        if control := self._match(_CONTROL):
+            return self._point(ord(control[1]) % 32 if control[1] else 0)
+        if in_class and self._skip("b"):
             return self._point(0x08)
+        sign = self._next()
         if not sign or sign.isalnum():
             what = "\\" + sign if sign else "a \\ at the end"
             raise self._error(f"{what} is not supported: write the characters themselves, or a class of them")
@@ -375,9 +350,5 @@ def _property(name: str) -> Ranges:
         pattern = regex.compile(rf"\p{{{name}}}+")
     except regex.error:
         return ()
-    return ranges_of((found.start(), found.end() - 1) for found in pattern.finditer(_every_character()))
-
-
-@cache
-def _every_character() -> str:
-    return "".join(map(chr, range(LAST + 1)))
+    every = "".join(map(chr, range(LAST + 1)))
+    return ranges_of((match.start(), match.end() - 1) for match in pattern.finditer(every))

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
+from draftree.sampling.grammar.ebnf import require_length
 from draftree.sampling.grammar.languages import Language, Languages
 from draftree.sampling.grammar.regex import language, parse
 
@@ -30,7 +31,7 @@ def schema_text(value: Any) -> str:
             raise ValueError(f"model_json_schema() raised {error!r}") from error
     if isinstance(value, str):
         value = value.removeprefix("\ufeff")
-        _require_length(value)
+        require_length(value, MAX_CHARACTERS)
         try:
             value = json.loads(value, object_pairs_hook=_without_duplicates)
         except RecursionError:
@@ -45,7 +46,7 @@ def schema_text(value: Any) -> str:
         raise ValueError(str(error)) from error
     except UnicodeEncodeError as error:
         raise ValueError(f"{text[error.start]!r} is half of a surrogate pair, which is not a character") from error
-    _require_length(text)
+    require_length(text, MAX_CHARACTERS)
     return text
 
 
@@ -68,11 +69,6 @@ def _require_bounded(value: Any) -> None:
 
 def _too_deep() -> ValueError:
     return ValueError(f"it is nested deeper than {MAX_DEPTH} levels: flatten it, or use a recursive $ref")
-
-
-def _require_length(text: str) -> None:
-    if len(text) > MAX_CHARACTERS:
-        raise ValueError(f"it has {len(text)} characters, and at most {MAX_CHARACTERS} are compiled: shorten it")
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
