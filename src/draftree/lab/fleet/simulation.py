@@ -12,12 +12,15 @@ it runs.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
+import math
 import random
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import final
 
@@ -57,25 +60,24 @@ def outcomes_of(trace: Trace) -> dict[str, tuple[RoundOutcome, ...]]:
     Under a rule that keeps the text, an outcome depends on the text and the draft and not on the batch or the machine,
     so it may be replayed in another one.
     """
-    found: dict[str, list[RoundOutcome]] = {}
-    for one in trace.rounds:
-        each = one.seconds["draft"] / max(1, len(one.steps))
-        for step in one.steps:
+    outcomes: dict[str, list[RoundOutcome]] = defaultdict(list)
+    for traced in trace.rounds:
+        draft_seconds = traced.seconds["draft"] / max(1, len(traced.steps))
+        for step in traced.steps:
             nodes = len(step.tree) if step.kept is None else len(step.kept)
-            found.setdefault(step.sequence, []).append(RoundOutcome(nodes, step.num_written, each))
-    return {name: tuple(rounds) for name, rounds in found.items()}
+            outcomes[step.sequence].append(RoundOutcome(nodes, step.num_written, draft_seconds))
+    return {name: tuple(rounds) for name, rounds in outcomes.items()}
 
 
 def mean_outcomes(tokens_per_round: float, nodes: int, draft_seconds: float = 0.0) -> tuple[RoundOutcome, ...]:
     """Return outcomes with a mean of `tokens_per_round` (from 1 to `nodes` + 1), in an even order."""
-    rounds = 20
     written = 0
-    found = []
-    for index in range(1, rounds + 1):
+    outcomes = []
+    for index in range(1, 21):
         due = round(index * tokens_per_round)
-        found.append(RoundOutcome(nodes, max(1, due - written), draft_seconds))
+        outcomes.append(RoundOutcome(nodes, max(1, due - written), draft_seconds))
         written = max(written + 1, due)
-    return tuple(found)
+    return tuple(outcomes)
 
 
 def poisson(
@@ -128,7 +130,11 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 Action = Callable[[float], None]
-"""Called with the time at which a work has ended."""
+"""Called with a completion time."""
+Wait = Callable[[Action], None]
+"""Begins something that calls the action when it ends."""
+Process = Generator[Wait, float, None]
+"""Waits for one thing after another; each gives the time at which it ended."""
 DONE = 1e-10
 """Seconds of work that are too little to be left: rounding."""
 SHARES = ("draft_share", "after")
@@ -179,8 +185,8 @@ class HostCosts:
 
     def step(self, sequences: int, *, trees: int = 0, rows: int = 0) -> float:
         """Return the seconds of the engine for a step besides its pass."""
-        own = self.overhead + self.overhead_per_sequence * sequences
-        return own + self.overhead_per_tree * trees + self.overhead_per_row * rows
+        by_sequence = self.overhead + self.overhead_per_sequence * sequences
+        return by_sequence + self.overhead_per_tree * trees + self.overhead_per_row * rows
 
     def launching(self, sequences: int, rows: int) -> float:
         """Return the seconds of the engine for a pass while it runs elsewhere."""
@@ -188,8 +194,7 @@ class HostCosts:
 
     def times(self, factor: float) -> HostCosts:
         """Return the costs of a host that takes so many times as long; shares stay."""
-        seconds = {one.name: factor * getattr(self, one.name) for one in fields(self) if one.name not in SHARES}
-        return replace(self, **seconds)
+        return replace(self, **{name: factor * value for name, value in asdict(self).items() if name not in SHARES})
 
 
 @final
@@ -239,14 +244,14 @@ class Host:
     def take_ended(self, now: float) -> list[Action]:
         """Return what follows the works that have ended."""
         self._advance(now)
-        found = list[Action]()
+        actions = list[Action]()
         while self._messages and self._messages[0][0] - self._given <= DONE:
-            found.append(heapq.heappop(self._messages)[2])
+            actions.append(heapq.heappop(self._messages)[2])
             self._idle_since = now
         if self._engine is not None and self._engine[0] <= DONE:
-            found.append(self._engine[1])
+            actions.append(self._engine[1])
             self._engine = None
-        return found
+        return actions
 
     def _advance(self, now: float) -> None:
         """Count the time since the last change. No work ends in between: its end is an event."""
@@ -268,30 +273,28 @@ class RunningRequest:
 
     Attributes:
         unread: tokens of its prompt that are not read yet.
-        first: when its first tokens were there, for its client.
+        first: when its first tokens were there, for its client; NaN before.
         end: when its last tokens were there.
         queued: whether it waited for a place in the batch.
         arrived: when it, or its last tree, arrived at the engine.
         left: when its last verdict was known, while its client has not sent the next tree; None else.
         away: seconds between its last verdict and the tree after it; None before that.
         delivered: tokens that the event loop has.
-        sent: tokens that its client has.
+        wake: continues its client, which waits for a verdict or for tokens; None if it does not.
     """
 
     request: SimulatedRequest
     unread: int
     written: int = 0
     rounds: int = 0
-    first: float = 0.0
+    first: float = math.nan
     end: float = 0.0
-    has_first: bool = False
     queued: bool = False
     arrived: float = 0.0
     left: float | None = None
     away: float | None = None
     delivered: int = 0
-    sent: int = 0
-    is_reading: bool = False
+    wake: Action | None = None
 
     @property
     def outcome(self) -> RoundOutcome:
@@ -306,6 +309,15 @@ class RunningRequest:
     def due(self) -> float | None:
         """When its next tree is expected: after as long as the last one; None if that is unknown."""
         return None if self.left is None or self.away is None else self.left + self.away
+
+    def sleep(self, wake: Action) -> None:
+        self.wake = wake
+
+    def notify(self, now: float) -> None:
+        """Continue the client if it waits."""
+        if (wake := self.wake) is not None:
+            self.wake = None
+            wake(now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,11 +334,14 @@ class FleetStep:
     prefix: float
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Replica:
     """An engine. Mutated by `Fleet`.
 
     Attributes:
+        load: requests whose tokens were not all sent.
+        ended: when its last step ended.
+        is_changed: whether it may begin a step.
         version: of the next end of a work of the host: earlier ones do not count.
     """
 
@@ -337,50 +352,57 @@ class Replica:
     load: int = 0
     busy: float = 0.0
     is_stepping: bool = False
+    is_changed: bool = False
     ended: float = 0.0
     version: int = 0
+
+    def register(self, sequence: RunningRequest, now: float) -> None:
+        """Let a sequence take part in the next step: it is new, or its tree has arrived."""
+        sequence.arrived = now
+        if sequence.left is None:
+            self.waiting.append(sequence)
+        else:
+            sequence.away = now - sequence.left
+            sequence.left = None
+            self.away.remove(sequence)
+            self.running.append(sequence)
+        self.is_changed = True
 
     def admit(self, max_batch: int) -> None:
         """Move waiting sequences into the batch while it has places."""
         while self.waiting and len(self.running) + len(self.away) < max_batch:
             self.running.append(self.waiting.pop(0))
-        for one in self.waiting:
-            one.queued = True
+        for sequence in self.waiting:
+            sequence.queued = True
 
     def patient_until(self, fixed: float) -> float | None:
         """Return until when the next step waits for trees, as the engine does (`longest_wait`); None if it does not.
 
         `fixed` is the seconds of a pass over one row.
         """
-        if not self.running or self.waiting:
+        if self.waiting:
             return None
-        first = min(one.arrived for one in self.running)
+        first = min(sequence.arrived for sequence in self.running)
         since = (first, max(first, self.ended))
-        ends = [longest_wait(*since, one.due, one.away, fixed) for one in self.away]
+        ends = [longest_wait(*since, client.due, client.away, fixed) for client in self.away]
         return max((end for end in ends if end is not None), default=None)
 
     def next_step(self, prefill_busy: int) -> FleetStep | None:
         """Read the next parts of prompts, and return the step; None if there is nothing to do."""
-        if not self.running:
-            return None
-        deciding = list[RunningRequest]()
-        budget = PREFILL_TOKENS_IDLE
-        if any(one.written for one in self.running):
-            budget = prefill_busy
+        budget = prefill_busy if any(sequence.written for sequence in self.running) else PREFILL_TOKENS_IDLE
         rows = prompt_rows = 0
-        reading = [one for one in self.running if not one.written]
-        for one, share in zip(reading, split_prefill_budget([one.unread for one in reading], budget), strict=True):
-            one.unread -= share
+        reading = [sequence for sequence in self.running if not sequence.written]
+        shares = split_prefill_budget([sequence.unread for sequence in reading], budget)
+        for sequence, share in zip(reading, shares, strict=True):
+            sequence.unread -= share
             rows += share
-            prompt_rows += share - (0 if one.unread else min(1, share))  # the root of a first tree ends its prompt
-        for one in self.running:
-            if one.written or not one.unread:
-                deciding.append(one)
-                rows += one.outcome.nodes + (1 if one.written else 0)
+            prompt_rows += share - (0 if sequence.unread else min(1, share))  # the root of a first tree ends its prompt
+        deciding = [sequence for sequence in self.running if sequence.written or not sequence.unread]
+        rows += sum(sequence.outcome.nodes + bool(sequence.written) for sequence in deciding)
         if not rows:
             return None
-        batch = sum(1 for one in self.running if one.written or one.unread < one.request.prompt)
-        prefix = statistics.fmean(one.request.prompt - one.unread + one.written for one in self.running)
+        batch = sum(bool(each.written) or each.unread < each.request.prompt for each in self.running)
+        prefix = statistics.fmean(each.request.prompt - each.unread + each.written for each in self.running)
         return FleetStep(deciding, max(1, batch), rows, prompt_rows, prefix)
 
 
@@ -427,227 +449,183 @@ class Fleet:
     def __init__(self, curve: PassCurve, settings: FleetSettings) -> None:
         self._curve = curve
         self._settings = settings
-        self._costs = settings.host
         self._events: list[tuple[float, int, Action]] = []
         self._numbers = itertools.count()
         self._replicas = [Replica(Host(settings.host.wake_up)) for _ in range(settings.replicas)]
-        self._changed = set[int]()
-        """Indices of replicas that may begin a step."""
         self._done: list[RunningRequest] = []
         self._steps = 0
         self._delays = random.Random(settings.seed)
 
     def run(self, requests: Iterable[SimulatedRequest]) -> FleetResult:
-        given = [RunningRequest(request, request.prompt) for request in requests]
-        for one in given:
-            self._push(one.request.arrival, partial(self._arrive, one))
+        sequences = [RunningRequest(request, request.prompt) for request in requests]
+        for sequence in sequences:
+            self._begin(self._client(sequence))
         while self._events:
             now = self._events[0][0]
             while self._events and self._events[0][0] == now:  # what happens at once shares a step
                 heapq.heappop(self._events)[2](now)
-            changed = sorted(self._changed)
-            self._changed = set()
-            for index in changed:
-                self._step(index, now)
-        first = min((one.request.arrival for one in given), default=0.0)
-        spent = max((one.end for one in given), default=first) - first
+            for replica in self._replicas:
+                if replica.is_changed:
+                    replica.is_changed = False
+                    self._begin(self._step(replica, now))
+        first = min((sequence.request.arrival for sequence in sequences), default=0.0)
+        spent = max((sequence.end for sequence in sequences), default=first) - first
+        done = self._done
         return FleetResult(
-            spent,
-            sum(one.written for one in self._done),
-            tuple(one.first - one.request.arrival for one in self._done),
-            tuple((one.end - one.first) / max(1, one.written - 1) for one in self._done),
-            statistics.fmean(replica.busy for replica in self._replicas) / spent if spent else 0.0,
-            sum(one.queued for one in self._done) / max(1, len(self._done)),
-            self._steps,
-            tuple(one.end - one.request.arrival for one in given),
+            seconds=spent,
+            tokens=sum(one.written for one in done),
+            first_token=tuple(one.first - one.request.arrival for one in done),
+            per_token=tuple((one.end - one.first) / max(1, one.written - 1) for one in done),
+            busy=statistics.fmean(replica.busy for replica in self._replicas) / spent if spent else 0.0,
+            queued=sum(one.queued for one in done) / max(1, len(done)),
+            steps=self._steps,
+            by_request=tuple(sequence.end - sequence.request.arrival for sequence in sequences),
         )
+
+    def _begin(self, process: Process) -> None:
+        def advance(now: float | None) -> None:
+            """Continue the process to its next wait."""
+            with contextlib.suppress(StopIteration):
+                process.send(now)(advance)  # type: ignore[arg-type]
+
+        advance(None)
 
     def _push(self, when: float, action: Action) -> None:
         heapq.heappush(self._events, (when, next(self._numbers), action))
 
-    # the interpreter of a server
+    def _until(self, when: float) -> Wait:
+        return partial(self._push, when)
 
-    def _message(self, index: int, seconds: float, action: Action, now: float) -> None:
+    def _message(self, replica: Replica, seconds: float, now: float, action: Action) -> None:
         """Do the work of a message on a server, then the action."""
         if seconds > 0:
-            self._replicas[index].host.add(now, seconds, action)
-            self._follow_host(index)
+            replica.host.add(now, seconds, action)
+            self._follow_host(replica)
         else:
             action(now)
 
-    def _work(self, index: int, seconds: float, action: Action, now: float) -> None:
+    def _work(self, replica: Replica, seconds: float, now: float, action: Action) -> None:
         """Do a work of the engine of a server, then the action."""
-        self._replicas[index].host.begin(now, seconds, action)
-        self._follow_host(index)
+        replica.host.begin(now, seconds, action)
+        self._follow_host(replica)
 
-    def _follow_host(self, index: int) -> None:
+    def _follow_host(self, replica: Replica) -> None:
         """Make the next end of a work of the host an event, in place of the one before."""
-        replica = self._replicas[index]
         replica.version += 1
-        end = replica.host.next_end
-        if end is not None:
-            self._push(end, partial(self._end_work, index, replica.version))
+        if (end := replica.host.next_end) is not None:
+            self._push(end, partial(self._end_work, replica, replica.version))
 
-    def _end_work(self, index: int, version: int, now: float) -> None:
-        replica = self._replicas[index]
+    def _end_work(self, replica: Replica, version: int, now: float) -> None:
         if version == replica.version:
             for action in replica.host.take_ended(now):
                 action(now)
-            self._follow_host(index)
+            self._follow_host(replica)
 
-    # clients
-
-    def _arrive(self, one: RunningRequest, now: float) -> None:
-        index = min(range(len(self._replicas)), key=lambda place: (self._replicas[place].load, place))
-        self._replicas[index].load += 1
-        settings, costs = self._settings, self._costs
+    def _client(self, sequence: RunningRequest) -> Process:
+        """Send a request to the replica with the least load, and its trees or reads after it."""
+        settings, costs = self._settings, self._settings.host
+        now = yield self._until(sequence.request.arrival)
+        replica = min(self._replicas, key=lambda each: each.load)
+        replica.load += 1
         if settings.opens:
-            self._message(index, costs.opening, partial(self._open, index, one), now)
-        elif settings.round_trip is not None:
-            self._message(index, costs.tree_message, partial(self._register, index, one), now)
-        else:
-            self._register(index, one, now)
-
-    def _open(self, index: int, one: RunningRequest, now: float) -> None:
-        settings = self._settings
-        if settings.round_trip is not None:
-            self._draft(index, one, now)
+            now = yield partial(self._message, replica, costs.opening, now)
+        if settings.round_trip is None:
+            replica.register(sequence, now)
+            if settings.opens and settings.read_trip is not None:
+                yield from self._read(sequence, replica, now)
             return
-        self._register(index, one, now)
-        if settings.read_trip is not None:
-            self._push(now + settings.read_trip + settings.client_overhead, partial(self._read, index, one))
+        is_sent = not settings.opens  # the first tree opens the text
+        while not sequence.is_written:
+            if not is_sent:
+                away = settings.round_trip + settings.client_overhead + sequence.outcome.draft_seconds
+                now = yield self._until(now + away + settings.jitter * self._delays.random())
+            now = yield partial(self._message, replica, costs.tree_message, now)
+            replica.register(sequence, now)
+            now = yield sequence.sleep
+            now = yield partial(self._message, replica, costs.verdict_message, now)
+            self._note_sent(sequence, replica, sequence.written, now)
+            is_sent = False
 
-    def _draft(self, index: int, one: RunningRequest, now: float) -> None:
-        """Let a client draft, after a reply."""
-        settings = self._settings
-        away = (settings.round_trip or 0.0) + settings.client_overhead + one.outcome.draft_seconds
-        action = partial(self._register, index, one)
-        self._push(
-            now + away + settings.jitter * self._delays.random(),
-            partial(self._message, index, self._costs.tree_message, action),
-        )
+    def _read(self, sequence: RunningRequest, replica: Replica, now: float) -> Process:
+        """Ask for tokens after every answer; the server answers when it has some."""
+        settings, costs = self._settings, self._settings.host
+        sent = 0
+        while sent < sequence.request.output:
+            now = yield self._until(now + (settings.read_trip or 0.0) + settings.client_overhead)
+            now = yield partial(self._message, replica, costs.read_message, now)
+            while sequence.delivered <= sent:
+                now = yield sequence.sleep
+            now = yield partial(self._message, replica, costs.tokens_message, now)
+            sent = sequence.delivered
+            self._note_sent(sequence, replica, sent, now)
 
-    def _register(self, index: int, one: RunningRequest, now: float) -> None:
-        """Let a sequence take part in the next step: it is new, or its tree has arrived."""
-        replica = self._replicas[index]
-        one.arrived = now
-        if one.left is None:
-            replica.waiting.append(one)
-        else:
-            one.away = now - one.left
-            one.left = None
-            replica.away.remove(one)
-            replica.running.append(one)
-        self._changed.add(index)
+    def _deliver(self, sequence: RunningRequest, written: int, now: float) -> None:
+        sequence.delivered = written
+        sequence.notify(now)
 
-    def _read(self, index: int, one: RunningRequest, now: float) -> None:
-        self._message(index, self._costs.read_message, partial(self._begin_read, index, one), now)
+    def _note_sent(self, sequence: RunningRequest, replica: Replica, sent: int, now: float) -> None:
+        """Note that a text was sent up to this many tokens."""
+        if math.isnan(sequence.first):
+            sequence.first = now
+        if sent >= sequence.request.output:
+            sequence.end = now
+            replica.load -= 1
+            self._done.append(sequence)
 
-    def _begin_read(self, index: int, one: RunningRequest, now: float) -> None:
-        one.is_reading = True
-        self._answer_read(index, one, now)
-
-    def _answer_read(self, index: int, one: RunningRequest, now: float) -> None:
-        if one.is_reading and one.delivered > one.sent:
-            one.is_reading = False
-            self._message(index, self._costs.tokens_message, partial(self._end_read, index, one), now)
-
-    def _end_read(self, index: int, one: RunningRequest, now: float) -> None:
-        settings = self._settings
-        one.sent = one.delivered
-        self._note_sent(index, one, is_last=one.sent >= one.request.output, now=now)
-        if one.sent < one.request.output:
-            self._push(now + (settings.read_trip or 0.0) + settings.client_overhead, partial(self._read, index, one))
-
-    def _note_sent(self, index: int, one: RunningRequest, *, is_last: bool, now: float) -> None:
-        """Note that tokens of a text were sent."""
-        if not one.has_first:
-            one.first = now
-            one.has_first = True
-        if is_last:
-            one.end = now
-            self._replicas[index].load -= 1
-            self._done.append(one)
-
-    # steps
-
-    def _step(self, index: int, now: float) -> None:
-        """Begin a step if the replica is idle and has work."""
-        replica = self._replicas[index]
-        settings = self._settings
+    def _step(self, replica: Replica, now: float) -> Process:
+        """Run a step if the replica is idle and has work: host, pass, and host again."""
+        settings, costs = self._settings, self._settings.host
         if replica.is_stepping:
             return
         replica.admit(settings.max_batch)
-        if settings.gathers and replica.running:
-            until = replica.patient_until(self._known_pass(replica))
+        if not replica.running:
+            return
+        if settings.gathers:
+            known = settings.known_pass
+            fixed = self._curve.seconds(1, 1, replica.running[0].request.prompt) if known is None else known
+            until = replica.patient_until(fixed)
             if until is not None and until > now:
-                self._push(until, lambda _: self._changed.add(index))  # unless a tree begins the step before
+                yield self._until(until)  # unless a tree begins the step before
+                replica.is_changed = True
                 return
         step = replica.next_step(settings.prefill_busy)
         if step is None:
             return
         replica.is_stepping = True
         self._steps += 1
-        trees = 0 if settings.round_trip is None else len(step.deciding)
-        beside = self._costs.step(len(step.deciding), trees=trees, rows=step.rows)
-        beside += self._costs.prompt_step if step.prompt_rows else 0.0
-        after = self._costs.after * beside
-        end = partial(self._end_step, index, step, now)
-        finish = partial(self._work, index, after, end)
-        self._work(index, beside - after, partial(self._pass, index, step, finish), now)
-
-    def _known_pass(self, replica: Replica) -> float:
-        """Return the seconds of a pass over one row, as the server knows them."""
-        known = self._settings.known_pass
-        return self._curve.seconds(1, 1, replica.running[0].request.prompt) if known is None else known
-
-    def _pass(self, index: int, step: FleetStep, finish: Action, now: float) -> None:
+        begun = now
+        drafts = settings.round_trip is not None
+        beside = costs.step(len(step.deciding), trees=len(step.deciding) if drafts else 0, rows=step.rows)
+        beside += costs.prompt_step if step.prompt_rows else 0.0
+        after = costs.after * beside
+        now = yield partial(self._work, replica, beside - after, now)
         seconds = self._curve.seconds(step.batch, step.rows, step.prefix, prompt_rows=step.prompt_rows)
-        seconds += self._drafting(step.deciding)
-        launch = self._costs.launching(len(step.deciding), step.rows)
-        if self._settings.passes_on_host:
-            self._work(index, seconds, finish, now)
-        elif launch > 0:
-            self._work(index, launch, lambda done: self._push(max(done, now + seconds), finish), now)
+        if step.deciding and not drafts:
+            each = [sequence.outcome.draft_seconds for sequence in step.deciding]
+            seconds += max(each) + costs.draft_share * (sum(each) - max(each))
+        launch = costs.launching(len(step.deciding), step.rows)
+        if settings.passes_on_host:
+            now = yield partial(self._work, replica, seconds, now)
         else:
-            self._push(now + seconds, finish)
-
-    def _drafting(self, deciding: Sequence[RunningRequest]) -> float:
-        """Return the seconds of drafting for all sequences of a step."""
-        if self._settings.round_trip is not None or not deciding:
-            return 0.0
-        each = [one.outcome.draft_seconds for one in deciding]
-        return max(each) + self._costs.draft_share * (sum(each) - max(each))
-
-    def _end_step(self, index: int, step: FleetStep, begun: float, now: float) -> None:
-        replica = self._replicas[index]
-        settings = self._settings
-        costs = self._costs
+            launched = (yield partial(self._work, replica, launch, now)) if launch > 0 else now
+            now = yield self._until(max(launched, now + seconds))
+        now = yield partial(self._work, replica, after, now)
         replica.is_stepping = False
+        replica.is_changed = True
         replica.ended = now
         replica.busy += now - begun
-        for one in step.deciding:
-            one.written = min(one.request.output, one.written + one.outcome.tokens)
-            one.rounds += 1
-        leaving = {one for one in step.deciding if one.is_written or settings.round_trip is not None}
-        replica.running = [one for one in replica.running if one not in leaving]
-        for one in step.deciding:
-            if settings.round_trip is not None:
-                if not one.is_written:
-                    one.left = now
-                    replica.away.append(one)
-                self._message(index, costs.verdict_message, partial(self._end_verdict, index, one), now)
+        for sequence in step.deciding:
+            sequence.written = min(sequence.request.output, sequence.written + sequence.outcome.tokens)
+            sequence.rounds += 1
+        leaving = {sequence for sequence in step.deciding if sequence.is_written or drafts}
+        replica.running = [sequence for sequence in replica.running if sequence not in leaving]
+        for sequence in step.deciding:
+            if drafts:
+                if not sequence.is_written:
+                    sequence.left = now
+                    replica.away.append(sequence)
+                sequence.notify(now)
             elif settings.read_trip is not None:
-                self._message(index, costs.update, partial(self._deliver, index, one, one.written), now)
+                self._message(replica, costs.update, now, partial(self._deliver, sequence, sequence.written))
             else:
-                self._note_sent(index, one, is_last=one.is_written, now=now)
-        self._changed.add(index)
-
-    def _end_verdict(self, index: int, one: RunningRequest, now: float) -> None:
-        self._note_sent(index, one, is_last=one.is_written, now=now)
-        if not one.is_written:
-            self._draft(index, one, now)
-
-    def _deliver(self, index: int, one: RunningRequest, written: int, now: float) -> None:
-        one.delivered = written
-        self._answer_read(index, one, now)
+                self._note_sent(sequence, replica, sequence.written, now)
