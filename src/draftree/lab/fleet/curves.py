@@ -48,15 +48,15 @@ class MeasuredCurve:
         token_share: float = 0.0,
         prompts: Mapping[int, float] | None = None,
     ) -> None:
-        found = list(points)
-        start = next((point for point in found if point[:2] == (1, 1)), None)
+        points = list(points)
+        start = next((point for point in points if point[:2] == (1, 1)), None)
         if start is None:
             raise ConfigurationError("the curve has no pass of one sequence and one row: measure one")
         self._prefix, self._one = start[2], start[3]
-        same = [point for point in found if point[2] == self._prefix]
+        same = [point for point in points if point[2] == self._prefix]
         self._of_rows = {rows: seconds for batch, rows, _, seconds in same if batch == 1}
         self._of_batch = {batch: seconds for batch, rows, _, seconds in same if rows == 1}
-        alone = [point for point in found if point[0] == 1]
+        alone = [point for point in points if point[0] == 1]
         self._slope = _slope(alone, self._prefix)
         self._reading = min(self._slope, token_share * start[3])
         self._slope_rows = max((point[1] for point in alone if point[2] != self._prefix), default=1)
@@ -72,10 +72,10 @@ class MeasuredCurve:
         """Read a file of `benchmarks/load.py --scenario costs` or `benchmarks/scale/fleet.py`; medians count."""
         points = []
         prompts = dict[int, float]()
-        found_share = 0.0
+        share = 0.0
         try:
             for row in read_json_lines(path):
-                found_share = float(row.get("token_share", found_share))
+                share = float(row.get("token_share", share))
                 if {"batch", "prefix", "rows", "milliseconds"} <= row.keys():
                     seconds = statistics.median(row["milliseconds"]) / 1000
                     points.append((int(row["batch"]), int(row["rows"]), int(row["prefix"]), seconds))
@@ -89,7 +89,7 @@ class MeasuredCurve:
             raise ConfigurationError(
                 f"'{path}' has no measured passes: write it by benchmarks/load.py --scenario costs"
             )
-        return cls(points, token_share=found_share if token_share is None else token_share, prompts=prompts)
+        return cls(points, token_share=share if token_share is None else token_share, prompts=prompts)
 
     def seconds(self, batch: int, rows: int, prefix: float, *, prompt_rows: int = 0) -> float:
         """Return the seconds of a pass."""
@@ -103,18 +103,14 @@ class MeasuredCurve:
         each = rows / batch
         by_rows = (self._slope - self._reading) * min(1.0, each / self._slope_rows)
         before = batch * (self._reading + by_rows) * (prefix - self._prefix)
-        own = self._estimate(batch, rows) * self._correction(batch, each)
-        return max(1e-9, own + before + (max(0.0, prompt - self._one) if prompt_rows else 0.0))
+        at = {count: within(factors, batch) for count, factors in self._corrections.items()}
+        alone = self._estimate(batch, rows) * within(at, each)
+        return max(1e-9, alone + before + (max(0.0, prompt - self._one) if prompt_rows else 0.0))
 
     def _estimate(self, batch: int, rows: int) -> float:
         """Return the seconds from passes of one sequence and passes of one row of each."""
         share = 0.0 if rows <= 1 else (batch - 1) / (rows - 1)
         return (1 - share) * between(self._of_rows, rows) + share * between(self._of_batch, rows)
-
-    def _correction(self, batch: int, each: float) -> float:
-        """Return the factor between the estimate and measured passes of several rows of each sequence."""
-        at = {rows: within(factors, batch) for rows, factors in self._corrections.items()}
-        return within(at, each)
 
 
 def within(points: Mapping[int, float], place: float) -> float:
@@ -201,10 +197,7 @@ class RooflineCurve:
         read = self.weight_bytes + batch * prefix * self.token_bytes
         memory = read / self.num_devices / (REACHED_BANDWIDTH * self.device.bandwidth)
         work = 2 * self.parameters * rows / self.num_devices / (REACHED_FLOPS * self.device.flops)
-        return max(memory, work) + self._messages(rows)
-
-    def _messages(self, rows: int) -> float:
         if self.num_devices == 1:
-            return 0.0
+            return max(memory, work)
         moved = 2 * rows * self.hidden * 2 * (self.num_devices - 1) / self.num_devices
-        return 2 * self.layers * (MESSAGE_SECONDS + moved / self.device.link)
+        return max(memory, work) + 2 * self.layers * (MESSAGE_SECONDS + moved / self.device.link)

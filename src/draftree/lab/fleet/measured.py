@@ -14,6 +14,7 @@ of a fixed work in every pass (`probe_loop` and `probe_product`), the times of a
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,56 +29,72 @@ from draftree.lab.fleet.curves import MeasuredCurve
 from draftree.lab.fleet.simulation import HostCosts, RoundOutcome
 
 CalibrationRow = Mapping[str, Any]
-TIMES = (
-    "loop", "before", "after", "inner", "tree", "tree_reply", "read", "read_reply", "open", "open_reply",
-)  # fmt: skip
+Meters = defaultdict[str, float]
+TIMES = {"loop", "before", "after", "inner", "tree", "tree_reply", "read", "read_reply", "open", "open_reply"}
 """Meters that are CPU seconds of the server."""
 
 
 def slowness(row: CalibrationRow, rows: Sequence[CalibrationRow]) -> float:
     """Return how much longer the fixed work took in a run than in calibration runs; 1 if there is none."""
-    known = [one for one in (_probe(other) for other in rows if other.get("kind") == "calibration") if one]
-    own = _probe(row)
-    return own / statistics.fmean(known) if own and known else 1.0
+    probes = [probe for other in rows if other.get("kind") == "calibration" and (probe := _probe(other))]
+    probe = _probe(row)
+    return probe / statistics.fmean(probes) if probe and probes else 1.0
+
+
+def _probe(row: CalibrationRow) -> float:
+    """Return the CPU seconds of the fixed work for a pass; 0 if it was not done."""
+    meters = row["meters"]
+    work: float = meters.get("probe_loop", 0.0) + meters.get("probe_product", 0.0)
+    return work / max(1.0, meters.get("passes", 0.0))
 
 
 def calibrated_costs(rows: Sequence[CalibrationRow], *, launch: bool = False) -> HostCosts:
-    """Return the costs that explain the CPU times of calibration runs; with `launch` the time in passes counts, too."""
-    runs = [_at_usual_speed(row, rows) for row in rows if row.get("kind") == "calibration"]
-    opened = [row for row in runs if row["arm"] == "openings"]
-    written = [row for row in runs if row["arm"] != "openings"]
-    kinds = {(row["arm"] == "streams", row["clients"] > 1) for row in written}
-    if not opened or len(kinds) < 4:
+    """Return the costs that explain the CPU times of calibration runs; with `launch` the time in passes counts, too.
+
+    A run counts as if the fixed work had taken as long as in the mean of all of them.
+    """
+    opened = list[Meters]()
+    written = list[tuple[CalibrationRow, Meters]]()
+    for row in rows:
+        if row.get("kind") == "calibration":
+            factor = slowness(row, rows)
+            meters: Meters = defaultdict(float)
+            meters.update({name: value / factor if name in TIMES else value for name, value in row["meters"].items()})
+            if row["arm"] == "openings":
+                opened.append(meters)
+            else:
+                written.append((row, meters))
+    if not opened or len({(row["arm"] == "streams", row["clients"] > 1) for row, _ in written}) < 4:
         raise ConfigurationError(
             "the file has no calibration of readers and devices, one and several: run equal_latency.py --calibrate"
         )
-    openings = _sums(opened)
-    session = {name: value / openings["opened"] for name, value in openings.items()}
+    openings = sum(m["opened"] for m in opened)
+    session = {name: sum(m[name] for m in opened) / openings for name in ("open", "open_reply", "loop", "woken")}
+    runs = [meters for _, meters in written]
     engine = _solve(
-        [[m["passes"], m["sequences"], m.get("trees", 0.0), m["rows"]] for m in map(_meters, written)],
-        [m["before"] + m["after"] for m in map(_meters, written)],
+        [[m[name] for name in ("passes", "sequences", "trees", "rows")] for m in runs],
+        [m["before"] + m["after"] for m in runs],
     )
-    passes = (
-        _solve(
-            [[m["passes"], m["sequences"], m["rows"]] for m in map(_meters, written)],
-            [m["inner"] for m in map(_meters, written)],
+    passes = [0.0] * 3
+    if launch:
+        passes = _solve(
+            [[m[name] for name in ("passes", "sequences", "rows")] for m in runs], [m["inner"] for m in runs]
         )
-        if launch
-        else [0.0, 0.0, 0.0]
-    )
-    sums = [_besides_sessions(row, session) for row in written]
     loop = _solve(
         [
-            [m["woken"], m.get("trees", 0.0), m.get("reads", 0.0), _updates(row)]
-            for row, m in zip(written, sums, strict=True)
+            [
+                m["woken"] - len(row["each"]) * session["woken"],
+                m["trees"],
+                m["reads"],
+                m["sequences"] if row["arm"] == "streams" else 0.0,
+            ]
+            for row, m in written
         ],
-        [m["loop"] for m in sums],
+        [m["loop"] - len(row["each"]) * session["loop"] for row, m in written],
     )
-    alone = [row for row in written if row["clients"] == 1]
-    tree, verdict = (sum(_meters(row).get(name, 0.0) for row in alone) for name in ("tree", "tree_reply"))
-    read, tokens = (sum(_meters(row).get(name, 0.0) for row in alone) for name in ("read", "read_reply"))
-    after = sum(_meters(row)["after"] for row in written) / sum(
-        _meters(row)["before"] + _meters(row)["after"] for row in written
+    alone = [meters for row, meters in written if row["clients"] == 1]
+    tree, verdict, read, tokens = (
+        sum(meters[name] for meters in alone) for name in ("tree", "tree_reply", "read", "read_reply")
     )
     return HostCosts(
         overhead=engine[0],
@@ -87,7 +104,7 @@ def calibrated_costs(rows: Sequence[CalibrationRow], *, launch: bool = False) ->
         launch=passes[0],
         launch_per_sequence=passes[1],
         launch_per_row=passes[2],
-        after=after,
+        after=sum(m["after"] for m in runs) / sum(m["before"] + m["after"] for m in runs),
         opening=session["open"] + session["open_reply"],
         wake_up=loop[0],
         tree_message=loop[1] * tree / (tree + verdict),
@@ -98,54 +115,18 @@ def calibrated_costs(rows: Sequence[CalibrationRow], *, launch: bool = False) ->
     )
 
 
-def _probe(row: CalibrationRow) -> float:
-    """Return the CPU seconds of the fixed work for a pass; 0 if it was not done."""
-    meters = _meters(row)
-    return (meters.get("probe_loop", 0.0) + meters.get("probe_product", 0.0)) / max(1.0, meters.get("passes", 0.0))
-
-
-def _at_usual_speed(row: CalibrationRow, rows: Sequence[CalibrationRow]) -> CalibrationRow:
-    """Return a run as if the fixed work had taken as long as in the mean of all calibration runs."""
-    factor = slowness(row, rows)
-    meters = {name: value / factor if name in TIMES else value for name, value in _meters(row).items()}
-    return {**row, "meters": meters}
-
-
-def _meters(row: CalibrationRow) -> Mapping[str, float]:
-    found: Mapping[str, float] = row["meters"]
-    return found
-
-
-def _sums(rows: Sequence[CalibrationRow]) -> dict[str, float]:
-    names = {name for row in rows for name in row["meters"]}
-    return {name: sum(row["meters"].get(name, 0.0) for row in rows) for name in names}
-
-
-def _updates(row: CalibrationRow) -> float:
-    return _meters(row)["sequences"] if row["arm"] == "streams" else 0.0
-
-
-def _besides_sessions(row: CalibrationRow, session: Mapping[str, float]) -> dict[str, float]:
-    """Return the meters of a run without what its connections and openings took."""
-    count = len(row["each"])
-    taken = {name: count * session[name] for name in ("loop", "woken")}
-    return {name: value - taken.get(name, 0.0) for name, value in _meters(row).items()}
-
-
 def _solve(counts: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
     """Return the seconds of each kind of work that explain the sums, none below 0."""
     totals = np.asarray(seconds, dtype=float)
     matrix: NDArray[np.float64] = np.asarray(counts, dtype=float) / totals[:, None]
     kept = list(range(matrix.shape[1]))
+    solution = np.zeros(matrix.shape[1])
     while True:
-        found = np.linalg.lstsq(matrix[:, kept], np.ones(len(totals)), rcond=None)[0]
-        if len(kept) == 1 or found.min() >= 0:
-            break
-        kept.pop(int(found.argmin()))
-    each = [0.0] * matrix.shape[1]
-    for place, value in zip(kept, found, strict=True):
-        each[place] = max(0.0, float(value))
-    return each
+        part = np.linalg.lstsq(matrix[:, kept], np.ones(len(totals)), rcond=None)[0]
+        if len(kept) == 1 or part.min() >= 0:
+            solution[kept] = np.maximum(part, 0.0)
+            return [float(value) for value in solution]
+        kept.pop(int(part.argmin()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +138,14 @@ class MeasuredDraft:
 
     @property
     def rounds(self) -> tuple[RoundOutcome, ...]:
-        return tuple(one for text in self.texts for one in text)
+        return tuple(outcome for text in self.texts for outcome in text)
 
     @property
     def tokens_per_round(self) -> float:
-        return statistics.fmean(one.tokens for one in self.rounds)
+        return statistics.fmean(outcome.tokens for outcome in self.rounds)
 
     def line(self, draft: str) -> dict[str, Any]:
-        texts = [[[one.nodes, one.tokens, round(1000 * one.draft_seconds, 3)] for one in text] for text in self.texts]
+        texts = [[[o.nodes, o.tokens, round(1000 * o.draft_seconds, 3)] for o in text] for text in self.texts]
         return {"kind": "draft", "draft": draft, "host": asdict(self.host), "texts": texts}
 
     @classmethod

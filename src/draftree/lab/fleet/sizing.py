@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from draftree.core.errors import ConfigurationError, suggestion
 from draftree.lab.fleet.curves import DEVICES, OVERHEAD, PassCurve, RooflineCurve
@@ -75,8 +76,7 @@ class Demand:
             raise ConfigurationError(
                 f"the drafter has {self.nodes} drafted tokens and takes {self.draft_seconds} s: both must be 0 or more"
             )
-        limits = {"the first token": self.first_token, "a token": self.per_token}
-        for name, seconds in limits.items():
+        for name, seconds in (("the first token", self.first_token), ("a token", self.per_token)):
             if seconds is not None and not seconds > 0:
                 raise ConfigurationError(f"the limit of the time to {name} is {seconds} s: it must be above 0")
         if not 1 <= self.tokens_per_round <= self.nodes + 1:
@@ -143,40 +143,28 @@ def plans(demand: Demand, device: str, devices: int, *, host: HostCosts = USUAL_
         raise ConfigurationError(f"unknown device '{device}': {suggestion(device, list(DEVICES))}")
     if devices < 1:
         raise ConfigurationError(f"devices are {devices}: there must be at least one")
-    found = []
-    width = 1
-    while width <= min(devices, 8):
-        plan = _smallest(demand, device, width, devices // width, host)
-        found += [] if plan is None else [plan]
-        width *= 2
-    return found
-
-
-def _smallest(demand: Demand, device: str, width: int, most: int, host: HostCosts) -> Plan | None:
-    own = DEVICES[device]
+    card = DEVICES[device]
     layers, hidden, token_bytes = shape_of(demand.parameters)
     weights = demand.parameters * demand.bits / 8
-    room = (1 - RESERVED) * own.memory * width - weights
-    max_batch = min(MAX_BATCH, int(room / (token_bytes * (demand.prompt + demand.output))))
-    if max_batch < 1:
-        return None
-    curve = RooflineCurve(own, width, demand.parameters, weights, token_bytes, layers, hidden)
-
-    def of(replicas: int) -> Plan:
-        return simulated(demand, curve, device=device, width=width, replicas=replicas, max_batch=max_batch, host=host)
-
-    least = 1
-    best = of(most)
-    if best.reason:
-        return best
-    while least < best.replicas:  # more replicas never serve less
-        middle = (least + best.replicas) // 2
-        tried = of(middle)
-        if tried.reason:
-            least = middle + 1
-        else:
-            best = tried
-    return best
+    found = []
+    for width in (1, 2, 4, 8):
+        free = (1 - RESERVED) * card.memory * width - weights
+        max_batch = min(MAX_BATCH, int(free / (token_bytes * (demand.prompt + demand.output))))
+        if width > devices or max_batch < 1:
+            continue
+        curve = RooflineCurve(card, width, demand.parameters, weights, token_bytes, layers, hidden)
+        fleet = partial(simulated, demand, curve, device=device, width=width, max_batch=max_batch, host=host)
+        least = 1
+        best = fleet(replicas=devices // width)
+        while not best.reason and least < best.replicas:  # more replicas never serve less
+            middle = (least + best.replicas) // 2
+            plan = fleet(replicas=middle)
+            if plan.reason:
+                least = middle + 1
+            else:
+                best = plan
+        found.append(best)
+    return found
 
 
 def simulated(
@@ -205,15 +193,12 @@ def simulated(
     prompt, output = demand.prompt, demand.output
     requests = poisson(demand.rate, count=count, prompt=prompt, output=output, outcomes=demand.outcomes)
     result = Fleet(curve, settings).run(requests)
-    return Plan(device, width, replicas, max_batch, result, _reason(demand, result))
-
-
-def _reason(demand: Demand, result: FleetResult) -> str:
     first, later = quantile(result.first_token, 0.95), quantile(result.per_token, 0.95)
+    reason = ""
     if result.queued > MOST_QUEUED:
-        return f"{result.queued:.0%} of the requests wait for a place"
-    if demand.first_token is not None and first > demand.first_token:
-        return f"first token after {first:.2f} s"
-    if demand.per_token is not None and later > demand.per_token:
-        return f"{1000 * later:.0f} ms per token"
-    return ""
+        reason = f"{result.queued:.0%} of the requests wait for a place"
+    elif demand.first_token is not None and first > demand.first_token:
+        reason = f"first token after {first:.2f} s"
+    elif demand.per_token is not None and later > demand.per_token:
+        reason = f"{1000 * later:.0f} ms per token"
+    return Plan(device, width, replicas, max_batch, result, reason)
