@@ -6,15 +6,17 @@ import csv
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from draftree.core.errors import ConfigurationError, import_extra
 from draftree.core.svg import save_svg
 from draftree.engine.trace import Trace, read_trace
-from draftree.lab.figures.base import Data, Figure, Material, read_lines
+from draftree.lab.figures.base import Figure, Material, read_lines
 from draftree.options import NO_DRAFT
 
+Row = TypeVar("Row", bound=Mapping[str, Any])
 DPI = 110
 INK = {"measured": "#0068b5", "theory": "#57606a", "losing": "#d55e00", "other": "#c46ba3", "good": "#00694e"}
 """Colours by meaning: any two can be told apart with each kind of colour blindness (`tests/unit/lab/figures`)."""
@@ -47,17 +49,6 @@ WIDTH = 112
 """Characters of a line of the notes at the width of a figure of 6.8 inches."""
 
 
-def write_figure(figure: Figure, name: str, data: Data, folder: Path) -> list[Path]:
-    """Write NAME.svg, NAME.png, NAME.pdf and NAME.csv; existing files of these names are replaced."""
-    notes = (data.measured, f"Losing case: {data.losing}.")
-    paths = write_sheet(
-        lambda sheet: figure.draw(sheet, data), folder / name, title=figure.title, notes=notes, size=figure.size
-    )
-    table = folder / f"{name}.csv"
-    write_rows(table, data.rows)
-    return [*paths, table]
-
-
 def write_sheet(
     draw: Callable[[Any], None], path: Path, *, title: str, notes: Sequence[str], size: tuple[float, float]
 ) -> list[Path]:
@@ -85,15 +76,6 @@ def write_sheet(
     return [svg, png, pdf]
 
 
-def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows as CSV, numbers with six digits."""
-    with path.open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.DictWriter(stream, list(rows[0]) if rows else [], lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()})
-
-
 def printable(text: str) -> str:
     """Return a text that matplotlib's own font can show: other characters as U+XXXX, line breaks and spaces marked."""
     marked = text.replace("\n", "⏎").replace(" ", "·")
@@ -112,29 +94,68 @@ def dodged(x: Sequence[float], place: int, number: int, *, step: float = 0.06) -
     return [value + step * (place - (number - 1) / 2) for value in x]
 
 
-def ink_on(image: Any, value: float) -> str:
-    """Return the ink of a label on the cell of a heat map that has this value."""
-    red, green, blue, _ = image.cmap(image.norm(value))
-    return CELLS[0] if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else CELLS[1]
+def spread(rows: Sequence[Mapping[str, Any]], name: str) -> list[list[float]]:
+    """Return the distances from the estimates under a name to their lower and upper ends, for error bars."""
+    return [
+        [max(0.0, row[name] - row[f"{name}_low"]) for row in rows],
+        [max(0.0, row[f"{name}_high"] - row[name]) for row in rows],
+    ]
 
 
 def band(
     axes: Any,
     x: Sequence[float],
-    estimates: Sequence[Any],
+    rows: Sequence[Mapping[str, Any]],
+    name: str,
     *,
     label: str,
-    colour: str,
-    marker: str = "o",
-    line: str = "-",
+    series: tuple[str, str, str] = SERIES[0],
+    **style: Any,
 ) -> None:
-    """Draw estimates as points with error bars, joined by a line."""
-    errors = list(zip(*(estimate.errors for estimate in estimates), strict=True))
-    values = [estimate.value for estimate in estimates]
+    """Draw the estimates under a name as points with error bars, joined by a line."""
+    colour, marker, line = series
+    style = {"markersize": 4, "capsize": 2, "linewidth": 1.2} | style
     axes.errorbar(
-        x, values, yerr=errors, label=label, color=colour, marker=marker, linestyle=line, markersize=4, capsize=2,
-        linewidth=1.2,
-    )  # fmt: skip
+        x,
+        [row[name] for row in rows],
+        yerr=spread(rows, name),
+        label=label,
+        color=colour,
+        marker=marker,
+        linestyle=line,
+        **style,
+    )
+
+
+def grouped(rows: Iterable[Row], name: str) -> dict[Any, list[Row]]:
+    """Return the rows by their value under a name, in order of appearance."""
+    groups: dict[Any, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row[name], []).append(row)
+    return groups
+
+
+def heat_map(
+    axes: Any,
+    values: Any,
+    labels: Sequence[Sequence[str]],
+    *,
+    columns: Sequence[str],
+    rows: Sequence[str],
+    fontsize: float | None = None,
+    **scale: Any,
+) -> Any:
+    """Draw a table whose cells are coloured by their values, shape (rows, columns), and return its image."""
+    image = axes.imshow(values, **scale)
+    for line, (cells, texts) in enumerate(zip(values, labels, strict=True)):
+        for column, (value, text) in enumerate(zip(cells, texts, strict=True)):
+            red, green, blue, _ = image.cmap(image.norm(value))
+            ink = CELLS[0] if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else CELLS[1]
+            axes.text(column, line, text, ha="center", va="center", fontsize=fontsize, color=ink)
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.grid(visible=False)
+    return image
 
 
 @dataclass(slots=True)
@@ -169,37 +190,42 @@ def draw_all(
     refused: Mapping[str, str] | None = None,
     on_drawn: Callable[[str], object] = lambda name: None,
 ) -> Drawn:
-    """Write the figures that the material has data for.
+    """Write the figures that the material has data for as NAME.svg, .png, .pdf and .csv; existing files are replaced.
 
-    A figure without data is an error if it was named (`must`). `refused` has the reason for runs that could not be
-    recorded; `on_drawn` is called with the name of each written figure.
+    Numbers of the CSV have six digits. A figure without data is an error if it was named (`must`). `refused` has the
+    reason for runs that could not be recorded; `on_drawn` is called with the name of each written figure.
     """
     drawn = Drawn()
+    reasons = refused or {}
     for name, figure in figures.items():
-        reasons = refused or {}
         missing = [reasons.get(run, run) for run in figure.runs if not material.traces.get(run)]
         missing += [f"results of kind '{kind}'" for kind in figure.results if not material.has((), (kind,))]
         try:
             if missing:
                 raise ConfigurationError(f"there are no traces or results: {', '.join(missing)}")
-            _require_drafts(figure, material)
+            traces = [trace for run in figure.runs for trace in material.traces[run] if trace.header.draft != NO_DRAFT]
+            if traces and not any(len(step.tree) for trace in traces for one in trace.rounds for step in one.steps):
+                raise ConfigurationError(
+                    f"'{traces[0].header.draft}' drafted nothing in its runs: give more prompts or more --max-tokens"
+                )
             data = figure.data(material)
         except ConfigurationError as error:
             if must:
                 raise ConfigurationError(f"figure '{name}': {error}") from error
             drawn.skipped[name] = str(error)
             continue
-        drawn.paths += write_figure(figure, name, data, folder)
+        notes = (data.measured, f"Losing case: {data.losing}.")
+        drawn.paths += write_sheet(
+            partial(figure.draw, data=data), folder / name, title=figure.title, notes=notes, size=figure.size
+        )
+        drawn.paths.append(folder / f"{name}.csv")
+        with drawn.paths[-1].open("w", encoding="utf-8", newline="") as stream:
+            writer = csv.DictWriter(stream, list(data.rows[0]) if data.rows else [], lineterminator="\n")
+            writer.writeheader()
+            for row in data.rows:
+                writer.writerow({key: f"{v:.6g}" if isinstance(v, float) else v for key, v in row.items()})
         on_drawn(name)
     return drawn
-
-
-def _require_drafts(figure: Figure, material: Material) -> None:
-    traces = [trace for run in figure.runs for trace in material.traces[run] if trace.header.draft != NO_DRAFT]
-    if traces and not any(step.tree.tokens for trace in traces for one in trace.rounds for step in one.steps):
-        raise ConfigurationError(
-            f"'{traces[0].header.draft}' drafted nothing in its runs: give more prompts or more --max-tokens"
-        )
 
 
 def with_traces(material: Material, traces: Iterable[Trace]) -> Material:

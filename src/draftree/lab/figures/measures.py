@@ -8,18 +8,21 @@ it ranks children independently of the size of the tree; all model drafters here
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import EMPTY, ROOT, TokenTree, depths, follow
-from draftree.engine.trace import Trace
+from draftree.engine.trace import Step, Trace
 from draftree.lab.analysis.simulation import Script, is_by, scripts_of
 
+BARS = "; bars: 95% over texts"
+"""Note on the error bars of a drawing."""
 DRAWS = 2000
 LEVEL = 0.95
 SEED = 1
@@ -33,11 +36,6 @@ class Estimate:
     low: float
     high: float
 
-    @property
-    def errors(self) -> tuple[float, float]:
-        """Distances from the value to both ends."""
-        return max(0.0, self.value - self.low), max(0.0, self.high - self.value)
-
     def row(self, name: str) -> dict[str, float]:
         return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
 
@@ -48,7 +46,8 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Estimat
     Texts are resampled with replacement, because tokens of one text are not independent. With one text the interval
     is the value itself, which says nothing about other texts. Source: Efron and Tibshirani, 1993, percentile interval.
     """
-    above, below = np.asarray(numerators, float), np.asarray(denominators, float)
+    above = np.asarray(numerators, float)
+    below = np.asarray(denominators, float)
     if below.sum() == 0:
         return Estimate(float("nan"), float("nan"), float("nan"))
     chosen = np.random.default_rng(SEED).integers(0, len(above), (DRAWS, len(above)))
@@ -101,7 +100,7 @@ class Replayed:
 
 
 _KEPT: dict[int, tuple[Trace, tuple[Text, ...]]] = {}
-"""Texts of the last traces, by the identity of the trace."""
+"""Texts of the last traces by the identity of the trace, which is kept so that the identity stays its own."""
 MAX_KEPT = 8
 
 
@@ -111,12 +110,11 @@ def texts_of(trace: Trace) -> tuple[Text, ...]:
         raise ConfigurationError(
             f"a trace verified by '{trace.header.verify}' cannot be replayed: record it with coupled or match"
         )
-    kept = _KEPT.get(id(trace))
-    if kept is None or kept[0] is not trace:
+    if id(trace) not in _KEPT:
         if len(_KEPT) >= MAX_KEPT:
             _KEPT.clear()
-        kept = _KEPT[id(trace)] = trace, tuple(map(_text, scripts_of(trace)))
-    return kept[1]
+        _KEPT[id(trace)] = trace, tuple(map(_text, scripts_of(trace)))
+    return _KEPT[id(trace)][1]
 
 
 def _text(script: Script) -> Text:
@@ -127,19 +125,12 @@ def _text(script: Script) -> Text:
             raise ConfigurationError(
                 f"'{script.name}' has no draft at position {script.place}: record with --plan watch"
             )
-        positions.append(_position(step.tree, script.coming()))
+        tree = step.tree if len(step.tree) else EMPTY
+        children = [itertools.count(1) for _ in range(len(tree) + 1)]
+        ranks = tuple([next(children[parent + 1]) for parent in tree.parents])
+        positions.append(Position(tree, tuple(depths(tree.parents)), ranks, tuple(follow(tree, script.coming()[:-1]))))
         script.place += 1
     return Text(script.name, tuple(positions), tuple(script.text))
-
-
-def _position(tree: TokenTree, coming: Sequence[int]) -> Position:
-    count = [0] * (len(tree) + 1)
-    ranks = []
-    for parent in tree.parents:
-        count[parent + 1] += 1
-        ranks.append(count[parent + 1])
-    path = follow(tree, coming[:-1]) if len(tree) else ()
-    return Position(tree if len(tree) else EMPTY, tuple(depths(tree.parents)), tuple(ranks), tuple(path))
 
 
 def replay(text: Text, cut: Cut) -> Replayed:
@@ -197,16 +188,15 @@ def best_first(num_nodes: int) -> Cut:
     return cut
 
 
-def by_drafters(names: Sequence[str], depth: int) -> Cut:
-    """Return a cut to the nodes that one of these drafters proposed, down to a depth."""
+def by_drafters(names: Sequence[str] | None, depth: int) -> Cut:
+    """Return a cut to the nodes that one of these drafters proposed (None: any), down to a depth."""
 
     def cut(position: Position) -> Collection[int]:
-        tree = position.tree
+        sources = position.tree.sources if names is not None else ()
         return [
             node
-            for node in range(len(tree))
-            if position.levels[node] <= depth
-            and (not tree.sources or any(is_by(tree.sources[node], name) for name in names))
+            for node, level in enumerate(position.levels)
+            if level <= depth and (not sources or any(is_by(sources[node], name) for name in names or ()))
         ]
 
     return cut
@@ -215,9 +205,8 @@ def by_drafters(names: Sequence[str], depth: int) -> Cut:
 def measured_on(trace: Trace, *, what: str) -> str:
     """Return a sentence: what was measured, on which model, drafter, texts and processor."""
     header, about = trace.header, trace.header.about
-    steps = [step for one in trace.rounds for step in one.steps]
-    texts = len({step.sequence for step in steps})
-    tokens = sum(step.num_written for step in steps)
+    by_sequence = steps_by_sequence(trace)
+    texts, tokens = len(by_sequence), sum(step.num_written for steps in by_sequence.values() for step in steps)
     facts = [f"{what}: {header.model}", f"drafter {header.draft}", f"{texts} texts, {tokens} tokens"]
     if "temperature" in about:
         facts.append(f"temperature {about['temperature']:g}")
@@ -245,24 +234,23 @@ def decode_rounds(trace: Trace) -> list[tuple[str, dict[str, float], int]]:
 
     Rounds of several sequences are divided evenly among them.
     """
-    found = []
+    rounds = []
     met = set[str]()
-    for one in trace.rounds:
-        names = {step.sequence for step in one.steps}
+    for traced in trace.rounds:
+        names = {step.sequence for step in traced.steps}
         if names <= met:
-            share = {phase: seconds / len(one.steps) for phase, seconds in one.seconds.items()}
-            found += [(step.sequence, share, step.num_written) for step in one.steps]
+            share = {phase: seconds / len(traced.steps) for phase, seconds in traced.seconds.items()}
+            rounds += [(step.sequence, share, step.num_written) for step in traced.steps]
         met |= names
-    return found
+    return rounds
 
 
 def per_text_seconds(trace: Trace) -> tuple[list[float], list[float]]:
     """Return decode seconds and tokens of every text, first rounds excluded."""
-    seconds: dict[str, float] = {}
-    tokens: dict[str, float] = {}
+    seconds, tokens = defaultdict[str, float](float), defaultdict[str, float](float)
     for name, phases, written in decode_rounds(trace):
-        seconds[name] = seconds.get(name, 0.0) + phases["total"]
-        tokens[name] = tokens.get(name, 0.0) + written
+        seconds[name] += phases["total"]
+        tokens[name] += written
     return list(seconds.values()), list(tokens.values())
 
 
@@ -298,18 +286,14 @@ def acceptances(texts: Sequence[Text]) -> list[tuple[int, int]]:
 
     The last position of a text is left out: nothing that is drafted there can be accepted.
     """
-    found = []
-    for text in texts:
-        places = text.positions[:-1]
-        hits = sum(bool(p.path) and p.levels[p.path[0]] == 1 and p.ranks[p.path[0]] == 1 for p in places)
-        found.append((hits, len(places)))
-    return found
+    places = [text.positions[:-1] for text in texts]
+    return [(sum(bool(p.path) and p.ranks[p.path[0]] == 1 for p in each), len(each)) for each in places]
 
 
 def acceptance(texts: Sequence[Text]) -> Estimate:
     """Return the acceptance α of the first drafted token over all positions."""
-    pairs = acceptances(texts)
-    return ratio([hits for hits, _ in pairs], [count for _, count in pairs])
+    hits, counts = zip(*acceptances(texts), strict=True)
+    return ratio(hits, counts)
 
 
 def deepest(texts: Sequence[Text]) -> int:
@@ -317,34 +301,19 @@ def deepest(texts: Sequence[Text]) -> int:
 
 
 def widest(texts: Sequence[Text]) -> int:
-    return max(
-        (p.ranks[node] for text in texts for p in text.positions for node in range(len(p.tree)) if p.levels[node] == 1),
-        default=0,
-    )
+    """Return the largest number of children of a root."""
+    return max((p.tree.parents.count(ROOT) for text in texts for p in text.positions), default=0)
 
 
-def estimates(rows: Sequence[Mapping[str, Any]], name: str) -> list[Estimate]:
-    return [Estimate(row[name], row[f"{name}_low"], row[f"{name}_high"]) for row in rows]
-
-
-def spread(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, ...]]:
-    """Return the distances from the estimates under a name to their lower and upper ends, for error bars."""
-    return list(zip(*(one.errors for one in estimates(rows, name)), strict=True))
+def steps_by_sequence(trace: Trace) -> dict[str, list[Step]]:
+    """Return the rounds of each text, in order."""
+    steps: dict[str, list[Step]] = defaultdict(list)
+    for traced in trace.rounds:
+        for step in traced.steps:
+            steps[step.sequence].append(step)
+    return steps
 
 
 def tokens_per_round(trace: Trace) -> Estimate:
-    counts: dict[str, list[int]] = {}
-    for one in trace.rounds:
-        for step in one.steps:
-            found = counts.setdefault(step.sequence, [0, 0])
-            found[0] += step.num_written
-            found[1] += 1
-    return ratio([tokens for tokens, _ in counts.values()], [rounds for _, rounds in counts.values()])
-
-
-def texts_by_sequence(trace: Trace) -> list[tuple[int, ...]]:
-    found: dict[str, list[int]] = {}
-    for one in trace.rounds:
-        for step in one.steps:
-            found.setdefault(step.sequence, []).extend(step.tokens[: step.num_written])
-    return [tuple(tokens) for tokens in found.values()]
+    texts = steps_by_sequence(trace).values()
+    return ratio([sum(step.num_written for step in steps) for steps in texts], [len(steps) for steps in texts])

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, final
 
+import numpy as np
+
 from draftree.core.errors import ConfigurationError
 from draftree.lab.figures.base import Data, Figure, Material
-from draftree.lab.figures.drawing import INK, SERIES, ink_on, legend, printable
-from draftree.lab.figures.measures import Guess, Position, chain, deepest, guesses, measured_on, ratio, spread, texts_of
+from draftree.lab.figures.drawing import INK, SERIES, band, heat_map, legend, printable
+from draftree.lab.figures.measures import BARS, Guess, chain, deepest, guesses, measured_on, ratio, texts_of
 
 BINS = 10
 
@@ -22,10 +25,9 @@ class Calibration(Figure):
     def data(self, material: Material) -> Data:
         trace = material.one("watch")
         texts = texts_of(trace)
-        shape = [[0] * len(texts) for _ in range(BINS)]
-        counts = shape
-        kept = [list(row) for row in shape]
-        sums = [0.0] * BINS
+        counts = np.zeros((BINS, len(texts)), int)
+        kept = np.zeros_like(counts)
+        sums = np.zeros(BINS)
         for number, text in enumerate(texts):
             for position in text.positions[:-1]:
                 for guess in guesses(position):
@@ -34,45 +36,33 @@ class Calibration(Figure):
                             f"drafter '{trace.header.draft}' gives no scores: it has no confidence"
                         )
                     place = min(BINS - 1, int(BINS * guess.confidence))
-                    counts[place][number] += 1
-                    kept[place][number] += guess.is_accepted
+                    counts[place, number] += 1
+                    kept[place, number] += guess.is_accepted
                     sums[place] += guess.confidence
-        total = sum(map(sum, counts))
         rows = [
             {
                 "from": place / BINS,
                 "to": (place + 1) / BINS,
-                "nodes": sum(counts[place]),
-                "confidence": sums[place] / sum(counts[place]),
+                "nodes": int(nodes),
+                "confidence": float(sums[place] / nodes),
                 **ratio(kept[place], counts[place]).row("acceptance"),
             }
-            for place in range(BINS)
-            if sum(counts[place])
+            for place, nodes in enumerate(counts.sum(1))
+            if nodes
         ]
-        error = sum(row["nodes"] * abs(row["acceptance"] - row["confidence"]) for row in rows) / total
+        error = sum(row["nodes"] * abs(row["acceptance"] - row["confidence"]) for row in rows) / counts.sum()
         worst = max(rows, key=lambda row: row["confidence"] - row["acceptance"])
         return Data(
             rows,
             measured_on(trace, what="Acceptance of nodes whose parents are on the text, by the drafter's probability")
-            + f"; expected calibration error {error:.3f}; bars: 95% over texts",
+            + f"; expected calibration error {error:.3f}{BARS}",
             f"nodes with confidence {worst['confidence']:.2f} are accepted {worst['acceptance']:.2f} of the time",
         )
 
     def draw(self, figure: Any, data: Data) -> None:
         axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-        x = [row["confidence"] for row in data.rows]
-        values = [row["acceptance"] for row in data.rows]
         axes.plot((0, 1), (0, 1), color=INK["theory"], linestyle="--", label="calibrated")
-        axes.errorbar(
-            x,
-            values,
-            yerr=spread(data.rows, "acceptance"),
-            marker="o",
-            markersize=4,
-            capsize=2,
-            color=INK["measured"],
-            label="measured",
-        )
+        band(axes, [row["confidence"] for row in data.rows], data.rows, "acceptance", label="measured", linewidth=None)
         axes.set(ylabel="share accepted", ylim=(0, 1))
         legend(axes)
         middles = [(row["from"] + row["to"]) / 2 for row in data.rows]
@@ -92,20 +82,19 @@ class ConfidenceClassifier(Figure):
 
     def data(self, material: Material) -> Data:
         trace = material.one("watch")
-        found = [g for text in texts_of(trace) for p in text.positions[:-1] for g in guesses(p) if g.rank == 1]
-        if not found or any(math.isnan(guess.confidence) for guess in found):
+        first = [g for text in texts_of(trace) for p in text.positions[:-1] for g in guesses(p) if g.rank == 1]
+        if not first or any(math.isnan(guess.confidence) for guess in first):
             raise ConfigurationError(f"drafter '{trace.header.draft}' gives no scores: it has no confidence")
-        rows = [classified(found, step / STEPS) for step in range(STEPS + 1)]
+        rows = [classified(first, step / STEPS) for step in range(STEPS + 1)]
         best = max(rows, key=lambda row: (row["accuracy"], -row["threshold"]))
         always = rows[0]["accuracy"]
-        missed = best["false_positives"]
         return Data(
             rows,
-            measured_on(trace, what=f"{len(found)} first children whose parents are on the text")
+            measured_on(trace, what=f"{len(first)} first children whose parents are on the text")
             + f"; best threshold {best['threshold']:.2f}: accuracy {best['accuracy']:.3f} against {always:.3f} of "
             f"always drafting, precision {best['precision']:.3f}, recall {best['recall']:.3f}",
-            f"at the best threshold {missed} rejected nodes are drafted, and {best['false_negatives']} accepted ones "
-            "are not",
+            f"at the best threshold {best['false_positives']} rejected nodes are drafted, and "
+            f"{best['false_negatives']} accepted ones are not",
             extra=best,
         )
 
@@ -122,33 +111,23 @@ class ConfidenceClassifier(Figure):
             [best["true_positives"], best["false_negatives"]],
             [best["false_positives"], best["true_negatives"]],
         ]
-        image = matrix.imshow(counts, cmap="Blues")
-        for place, row in enumerate(counts):
-            for column, count in enumerate(row):
-                matrix.text(column, place, str(count), ha="center", va="center", color=ink_on(image, count))
-        matrix.set_xticks((0, 1), ("at least", "below"))
-        matrix.set_yticks((0, 1), ("accepted", "rejected"))
+        labels = [[str(count) for count in row] for row in counts]
+        heat_map(matrix, counts, labels, columns=("at least", "below"), rows=("accepted", "rejected"), cmap="Blues")
         matrix.set(xlabel="confidence against the threshold", ylabel="the target's verdict")
-        matrix.grid(visible=False)
         matrix.set_title(f"nodes at threshold {best['threshold']:.2f}", fontsize=8)
 
 
-def classified(found: Sequence[Guess], threshold: float) -> dict[str, Any]:
+def classified(nodes: Sequence[Guess], threshold: float) -> dict[str, Any]:
     """Return the confusion matrix and the rates of “accepted if the confidence is at least the threshold”."""
-    cells = {(g.confidence >= threshold, g.is_accepted): 0 for g in found}
-    for guess in found:
-        cells[guess.confidence >= threshold, guess.is_accepted] += 1
-    true = cells.get((True, True), 0)
-    false = cells.get((True, False), 0)
-    missed = cells.get((False, True), 0)
-    right = cells.get((False, False), 0)
+    cells = Counter((guess.confidence >= threshold, guess.is_accepted) for guess in nodes)
+    true, false, missed, right = (cells[cell] for cell in ((True, True), (True, False), (False, True), (False, False)))
     return {
         "threshold": threshold,
         "true_positives": true,
         "false_positives": false,
         "false_negatives": missed,
         "true_negatives": right,
-        "accuracy": (true + right) / len(found),
+        "accuracy": (true + right) / len(nodes),
         "precision": true / (true + false) if true + false else 1.0,
         "recall": true / (true + missed) if true + missed else 1.0,
     }
@@ -172,15 +151,25 @@ class SurvivalMap(Figure):
         for at, position in enumerate(text.positions[:MAX_POSITIONS]):
             if len(position.tree) and not position.tree.scores:
                 raise ConfigurationError(f"drafter '{trace.header.draft}' gives no scores: it has no survival estimate")
-            rows += _rows(at, trace.text_of(text.tokens[at]), position, depth)
-        sure = [row for row in rows if row["estimate"] > 0.5 and not row["survived"]]
-        total = sum(row["estimate"] > 0.5 for row in rows)
+            levels = position.levels
+            rows += [
+                {
+                    "position": at,
+                    "text": trace.text_of(text.tokens[at]),
+                    "depth": levels[node],
+                    "estimate": math.exp(min(0.0, position.tree.scores[node])),
+                    "survived": node in position.path,
+                }
+                for node in sorted(chain(depth)(position), key=levels.__getitem__)
+            ]
+        sure = [row for row in rows if row["estimate"] > 0.5]
         return Data(
             rows,
             measured_on(trace, what="First text: product of the drafter's probabilities; dots: target tokens"),
-            f"{len(sure)} of {total} nodes with an estimate above 0.5 did not survive",
+            f"{sum(not row['survived'] for row in sure)} of {len(sure)} nodes with an estimate above 0.5 did not "
+            "survive",
             extra=depth,
-        )  # fmt: skip
+        )
 
     def draw(self, figure: Any, data: Data) -> None:
         axes = figure.subplots()
@@ -188,36 +177,15 @@ class SurvivalMap(Figure):
         grid = [[math.nan] * width for _ in range(data.extra)]
         for row in data.rows:
             grid[row["depth"] - 1][row["position"]] = row["estimate"]
-        image = axes.imshow(
-            grid, cmap="Blues", vmin=0, vmax=1, origin="lower", extent=(0, width, 0, data.extra), aspect="auto",
-            interpolation="nearest",
-        )  # fmt: skip
+        style = {"cmap": "Blues", "vmin": 0, "vmax": 1, "interpolation": "nearest"}
+        image = axes.imshow(grid, origin="lower", extent=(0, width, 0, data.extra), aspect="auto", **style)
         dots = [(row["position"] + 0.5, row["depth"] - 0.5) for row in data.rows if row["survived"]]
         if dots:
             axes.plot(*zip(*dots, strict=True), "o", color=INK["losing"], markersize=3, label="target token")
-            axes.legend(fontsize=7.5, loc="lower right", bbox_to_anchor=(1.0, 1.0))
-        labels = {row["position"]: row["text"] for row in data.rows}
-        places = sorted(labels)
-        axes.set_xticks(
-            [at + 0.5 for at in places],
-            [printable(labels[at]) for at in places],
-            rotation=90, fontsize=5.5,
-        )  # fmt: skip
+            legend(axes, loc="lower right", bbox_to_anchor=(1.0, 1.0))
+        texts = {row["position"] + 0.5: printable(row["text"]) for row in data.rows}
+        axes.set_xticks(list(texts), list(texts.values()), rotation=90, fontsize=5.5)
         axes.set_yticks([row + 0.5 for row in range(data.extra)], [str(row + 1) for row in range(data.extra)])
         axes.grid(visible=False)
         axes.set(xlabel="the text, token by token", ylabel="depth")
         figure.colorbar(image, ax=axes, label="estimated survival", pad=0.01)
-
-
-def _rows(at: int, text: str, position: Position, depth: int) -> list[dict[str, Any]]:
-    nodes = sorted(chain(depth)(position), key=lambda node: position.levels[node])
-    return [
-        {
-            "position": at,
-            "text": text,
-            "depth": position.levels[node],
-            "estimate": math.exp(min(0.0, position.tree.scores[node])),
-            "survived": node in position.path,
-        }
-        for node in nodes
-    ]

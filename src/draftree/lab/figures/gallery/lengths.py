@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -13,15 +12,14 @@ from draftree.core.tree import depths
 from draftree.engine.trace import Trace
 from draftree.lab.analysis.theory import best_length, expected_tokens, operations_factor, walltime_improvement
 from draftree.lab.figures.base import Data, Figure, Material
-from draftree.lab.figures.drawing import INK, SERIES, band, ink_on, legend
+from draftree.lab.figures.drawing import INK, SERIES, band, grouped, heat_map, legend
 from draftree.lab.figures.measures import (
-    Text,
+    BARS,
     acceptance,
     acceptances,
     chain,
     decode_rounds,
     deepest,
-    estimates,
     measured_on,
     per_text_seconds,
     ratio,
@@ -61,7 +59,7 @@ class ExpectedTokens(Figure):
         return Data(
             rows,
             measured_on(trace, what="Exact replay of chains") + f"; α = {alpha.value:.3f} "
-            f"({alpha.low:.3f} to {alpha.high:.3f}) of the first drafted token; bars: 95% over texts",
+            f"({alpha.low:.3f} to {alpha.high:.3f}) of the first drafted token{BARS}",
             worst_text(texts, chain(len(rows) - 1), "the longest chain", text_of=trace.text_of),
         )
 
@@ -71,13 +69,11 @@ class ExpectedTokens(Figure):
         alpha = data.rows[0]["acceptance"]
         for other in CURVES:
             axes.plot(x, [expected_tokens(other, k) for k in x], color=INK["theory"], alpha=0.35, linewidth=0.8)
-            axes.annotate(
-                f"α = {other}", (x[-1], expected_tokens(other, x[-1])), (5, 0), textcoords="offset points", va="center",
-                fontsize=7, color=INK["theory"],
-            )  # fmt: skip
+            style = {"textcoords": "offset points", "va": "center", "fontsize": 7, "color": INK["theory"]}
+            axes.annotate(f"α = {other}", (x[-1], expected_tokens(other, x[-1])), (5, 0), **style)
         closed = [row["closed_form"] for row in data.rows]
         axes.plot(x, closed, color=INK["theory"], linestyle="--", label=f"closed form at α = {alpha:.3f}")
-        band(axes, x, estimates(data.rows, "measured"), label="measured", colour=INK["measured"])
+        band(axes, x, data.rows, "measured", label="measured")
         axes.set(xlabel="length K of the chain", ylabel="tokens per pass, bonus included", xlim=(-0.2, x[-1] + 0.5))
         axes.set_xticks(x)
         legend(axes)
@@ -97,19 +93,16 @@ class Walltime(Figure):
     def data(self, material: Material) -> Data:
         plain = material.one("plain")
         traces = sorted(material.all("length"), key=length_of)
-        alpha = first_acceptance(traces)
+        drafted = [step for trace in traces for one in trace.rounds for step in one.steps if len(step.scored)]
+        alpha = sum(bool(step.path) for step in drafted) / len(drafted) if drafted else 0.0
         cost = pass_cost(traces, plain)
-        seconds, tokens = per_text_seconds(plain)
+        plain_seconds = _seconds_per_token(plain)
         rows = [{"length": 0, "measured": 1.0, "measured_low": 1.0, "measured_high": 1.0, "closed_form": 1.0}]
         for trace in traces:
-            spent, written = per_text_seconds(trace)
-            found = ratio(
-                [s / t for s, t in zip(seconds, tokens, strict=True)],
-                [s / t for s, t in zip(spent, written, strict=True)],
-            )
+            speedup = ratio(plain_seconds, _seconds_per_token(trace))
             length = length_of(trace)
             closed = walltime_improvement(alpha, length, cost)
-            rows.append({"length": length, **found.row("measured"), "closed_form": closed})
+            rows.append({"length": length, **speedup.row("measured"), "closed_form": closed})
         worst = min(rows[1:], key=lambda row: row["measured"])
         verdict = "slower than plain decoding" if worst["measured"] < 1 else "the smallest gain"
         return Data(
@@ -117,7 +110,7 @@ class Walltime(Figure):
             measured_on(
                 traces[0], what="Plain seconds per token / speculative seconds per token, first rounds excluded"
             )
-            + f"; closed form at α = {alpha:.3f}, c = {cost:.3f}; bars: 95% over texts",
+            + f"; closed form at α = {alpha:.3f}, c = {cost:.3f}{BARS}",
             f"length {worst['length']}: {worst['measured']:.2f}, {verdict}",
         )
 
@@ -126,7 +119,7 @@ class Walltime(Figure):
         x = [row["length"] for row in data.rows]
         closed = [row["closed_form"] for row in data.rows]
         axes.plot(x, closed, color=INK["theory"], linestyle="--", label="closed form")
-        band(axes, x, estimates(data.rows, "measured"), label="measured", colour=INK["measured"])
+        band(axes, x, data.rows, "measured", label="measured")
         axes.axhline(1.0, color="black", linewidth=0.8)
         axes.set_xticks(x)
         axes.set(xlabel="length K of the chain", ylabel="speed-up over plain decoding", ylim=(0, None))
@@ -141,10 +134,8 @@ def length_of(trace: Trace) -> int:
     return int(length)
 
 
-def first_acceptance(traces: Sequence[Trace]) -> float:
-    """Return the share of rounds with a draft whose first token was accepted."""
-    steps = [step for trace in traces for one in trace.rounds for step in one.steps if len(step.scored)]
-    return sum(bool(step.path) for step in steps) / len(steps) if steps else 0.0
+def _seconds_per_token(trace: Trace) -> list[float]:
+    return [seconds / tokens for seconds, tokens in zip(*per_text_seconds(trace), strict=True)]
 
 
 def pass_cost(traces: Sequence[Trace], plain: Trace) -> float:
@@ -186,7 +177,7 @@ class OperationsFactor(Figure):
         return Data(
             rows,
             measured_on(trace, what="Rows of target passes per written token")
-            + f"; closed form at α = {alpha:.3f}; bars: 95% over texts",
+            + f"; closed form at α = {alpha:.3f}{BARS}",
             f"with {most['length']} drafted tokens the target computes {most['measured']:.2f} times the operations of "
             "plain decoding: where operations and not memory limit speed, drafting loses",
         )
@@ -198,7 +189,7 @@ class OperationsFactor(Figure):
             name = "closed form, drafter without operations" if r == 0 else f"closed form, drafter {r:g} of the target"
             values = [row[f"closed_form_{r:g}"] for row in data.rows]
             axes.plot(x, values, color=INK["theory"], linestyle=("--", ":", "-.", "-")[place], label=name)
-        band(axes, x, estimates(data.rows, "measured"), label="measured, target only", colour=INK["measured"])
+        band(axes, x, data.rows, "measured", label="measured, target only")
         axes.axhline(1.0, color="black", linewidth=0.8)
         axes.set(xlabel="length K of the chain", ylabel="operations / plain operations", ylim=(0, None))
         legend(axes)
@@ -227,7 +218,9 @@ class OptimalLength(Figure):
             alpha = hits / places if places else 0.0
             for cost in COSTS:
                 predicted = min(limit, best_length(alpha, cost))
-                best = best_of(text, cost, limit)
+                runs = [replay(text, chain(length)) for length in range(limit + 1)]
+                speeds = [run.tokens / (run.rounds * (length * cost + 1)) for length, run in enumerate(runs)]
+                best = int(np.argmax(speeds))  # the shortest among equals
                 rows.append({"text": number, "acceptance": alpha, "cost": cost, "best": best, "predicted": predicted})
         worst = min(rows, key=lambda row: (row["best"], row["acceptance"]))
         equal = sum(row["best"] == row["predicted"] for row in rows) / len(rows)
@@ -246,25 +239,15 @@ class OptimalLength(Figure):
         for cost, (colour, marker, line), shift in zip(COSTS, SERIES, (-0.12, 0.0, 0.12), strict=False):
             curve = [best_length(a, cost, longest=LONGEST) for a in alphas]
             axes.step(alphas, curve, color=colour, linestyle=line, linewidth=1.0, where="mid")
-            rows = [row for row in data.rows if row["cost"] == cost]
-            points = [row["best"] + shift for row in rows]
-            axes.plot(
-                [row["acceptance"] for row in rows], points, linestyle="none", color=colour, marker=marker, markersize=4
-            )
-            axes.plot([], [], color=colour, linestyle=line, marker=marker, markersize=4, label=f"c = {cost:g}")
+            rows = grouped(data.rows, "cost")[cost]
+            style = {"color": colour, "marker": marker, "markersize": 4}
+            x = [row["acceptance"] for row in rows]
+            axes.plot(x, [row["best"] + shift for row in rows], linestyle="none", **style)
+            axes.plot([], [], linestyle=line, label=f"c = {cost:g}", **style)
         axes.axhline(data.extra, color="black", linewidth=0.8, linestyle=":")
         axes.annotate("longest recorded chain", (0.02, data.extra + 0.15), fontsize=7)
         axes.set(xlabel="acceptance α of the first drafted token", ylabel="best length K", ylim=(-0.5, LONGEST + 0.5))
         legend(axes, title="line: closed form; points: texts, replayed", title_fontsize=7.5)
-
-
-def best_of(text: Text, cost: float, limit: int) -> int:
-    """Return the length with the most tokens per unit of time, the shortest among equals."""
-    speeds = []
-    for length in range(limit + 1):
-        run = replay(text, chain(length))
-        speeds.append(run.tokens / (run.rounds * (length * cost + 1)))
-    return int(np.argmax(speeds))
 
 
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -307,35 +290,27 @@ class WhatIf(Figure):
         alphas = sorted({row["acceptance"] for row in data.rows})
         lengths = [[best_length(a, c, longest=TABLE_LONGEST) for c in TABLE_COSTS] for a in alphas]
         best = [
-            [walltime_improvement(a, k, c) for k, c in zip(row, TABLE_COSTS, strict=True)]
-            for a, row in zip(alphas, lengths, strict=True)
+            [walltime_improvement(a, k, c) for k, c in zip(each, TABLE_COSTS, strict=True)]
+            for a, each in zip(alphas, lengths, strict=True)
         ]
         labels = [
-            [f"{value:.2f}\nK={k}" for value, k in zip(*rows, strict=True)] for rows in zip(best, lengths, strict=True)
+            [f"{value:.2f}\nK={k}" for value, k in zip(*row, strict=True)] for row in zip(best, lengths, strict=True)
         ]
         names = [f"{a:g}" + (" measured" if a == data.extra else "") for a in alphas]
-        _table(left, best, labels, names, title=f"speed-up at the best K up to {TABLE_LONGEST}, and this K")
-        at = [[walltime_improvement(data.extra, k, c) for c in TABLE_COSTS] for k in LENGTHS]
-        _table(
-            right,
-            at,
-            [[f"{v:.2f}" for v in row] for row in at],
-            [str(k) for k in LENGTHS],
-            title=f"speed-up at the measured α = {data.extra:g}, by K",
-        )
-        left.set_ylabel("acceptance α")
-        right.set_ylabel("length K")
+        measured = [[walltime_improvement(data.extra, k, c) for c in TABLE_COSTS] for k in LENGTHS]
+        cells = [[f"{value:.2f}" for value in row] for row in measured]
+        title = f"speed-up at the best K up to {TABLE_LONGEST}, and this K"
+        _speedups(left, best, labels, names, title=title, label="acceptance α")
+        title = f"speed-up at the measured α = {data.extra:g}, by K"
+        _speedups(right, measured, cells, [str(k) for k in LENGTHS], title=title, label="length K")
 
 
-def _table(axes: Any, values: list[list[float]], labels: list[list[str]], names: list[str], *, title: str) -> None:
+def _speedups(
+    axes: Any, values: list[list[float]], labels: list[list[str]], rows: list[str], *, title: str, label: str
+) -> None:
     # a logarithm, so that twice as fast and half as fast are equally far from the middle
-    image = axes.imshow([[math.log2(v) for v in row] for row in values], cmap="PuOr", vmin=-3, vmax=3, aspect="auto")
-    for line, row in enumerate(labels):
-        for column, label in enumerate(row):
-            ink = ink_on(image, math.log2(values[line][column]))
-            axes.text(column, line, label, ha="center", va="center", fontsize=6.5, color=ink)
-    axes.set_xticks(range(len(TABLE_COSTS)), [f"{c:g}" for c in TABLE_COSTS])
-    axes.set_yticks(range(len(names)), names)
-    axes.grid(visible=False)
-    axes.set_xlabel("cost c of a drafter's pass / target's pass")
+    scale = {"cmap": "PuOr", "vmin": -3, "vmax": 3, "aspect": "auto"}
+    columns = [f"{c:g}" for c in TABLE_COSTS]
+    heat_map(axes, np.log2(values), labels, columns=columns, rows=rows, fontsize=6.5, **scale)
+    axes.set(xlabel="cost c of a drafter's pass / target's pass", ylabel=label)
     axes.set_title(title, fontsize=8)

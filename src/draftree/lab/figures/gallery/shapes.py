@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from functools import partial
 from typing import Any, final
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.registry import Spec
 from draftree.core.tree import ROOT
 from draftree.drafters import DRAFTERS
-from draftree.engine.trace import Trace
 from draftree.lab.figures.base import Data, Figure, Material
-from draftree.lab.figures.drawing import INK, SERIES, band, ink_on, legend, printable
+from draftree.lab.figures.drawing import INK, SERIES, band, grouped, heat_map, legend, printable
 from draftree.lab.figures.measures import (
+    BARS,
     Cut,
     Position,
+    Replayed,
     Text,
     best_first,
     by_drafters,
     chain,
     deepest,
-    estimates,
     expansion,
     k_ary,
     measured_on,
@@ -36,16 +36,15 @@ from draftree.lab.figures.measures import (
 )
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
-LABELS = {"oracle": "oracle of the wide tree"}
 MERGED_LEVELS = 4
 """Levels of merged trees that are drawn, besides the whole tree."""
 FAMILIES = {
-    "chain": (INK["measured"], "o"),
-    "k-ary, k = 2": (INK["other"], "s"),
-    "expansion": (INK["good"], "^"),
-    "best-first": ("#b58900", "D"),
-    "merged": ("#2a97b5", "v"),
-    "oracle": (INK["theory"], "x"),
+    "chain": (INK["measured"], "o", "-"),
+    "k-ary, k = 2": (INK["other"], "s", "--"),
+    "expansion": (INK["good"], "^", "-."),
+    "best-first": ("#b58900", "D", "-"),
+    "merged": ("#2a97b5", "v", "--"),
+    "oracle": (INK["theory"], "x", ":"),
 }
 
 
@@ -62,55 +61,41 @@ class TreeBudget(Figure):
 
     def data(self, material: Material) -> Data:
         trace = material.one("watch")
-        rows = [
-            _row(family, texts, cut)
-            for source, trees in (("watch", _shapes), ("best", _best), ("merged", _merged))
-            for texts in [texts_of(material.one(source))]
-            for family, cut in trees(texts)
-        ]
+        merged = material.one("merged")
+        rows: list[dict[str, Any]] = []
+        for source, cuts in ((trace, _shapes), (material.one("best"), _best), (merged, _merged)):
+            texts = texts_of(source)
+            for family, cut in cuts(texts):
+                budget = max((len(set(cut(p))) for text in texts for p in text.positions), default=0)
+                rows.append({"family": family, "budget": budget, **_counts([replay(text, cut) for text in texts])})
         losing = next(row for row in rows if row["family"] == "chain" and row["budget"] == 1)
         most = max((row for row in rows if row["family"] != "oracle"), key=lambda row: row["nodes"])
         gain = most["tokens"] / losing["tokens"]
         return Data(
             rows,
-            _measured(trace, material) + "; bars: 95% over texts",
+            measured_on(trace, what="Exact replay of trees")
+            + f"; merged: {merged.header.draft}; oracle: only the accepted nodes of the wide tree, the bound of its "
+            f"parts (chain, k-ary, expansion); best-first and merged draft other nodes{BARS}",
             f"{most['nodes']:.0f} nodes per pass write {gain:.2f} times the tokens of one node; "
             + worst_text(texts_of(trace), chain(4), "a chain of 4", text_of=trace.text_of),
         )
 
     def draw(self, figure: Any, data: Data) -> None:
         axes = figure.subplots()
-        for (family, (colour, marker)), line in zip(FAMILIES.items(), ("-", "--", "-.", "-", "--", ":"), strict=True):
-            rows = [row for row in data.rows if row["family"] == family]
-            x = [row["nodes"] for row in rows]
-            band(
-                axes,
-                x,
-                estimates(rows, "tokens"),
-                label=LABELS.get(family, family),
-                colour=colour,
-                marker=marker,
-                line=line,
-            )
+        families = grouped(data.rows, "family")
+        for family, series in FAMILIES.items():
+            rows = families.get(family, [])
+            label = "oracle of the wide tree" if family == "oracle" else family
+            band(axes, [row["nodes"] for row in rows], rows, "tokens", label=label, series=series)
         axes.set_xscale("log", base=2)
         axes.set_xticks(SIZES, [str(size) for size in SIZES])
         axes.set(xlabel="drafted nodes per pass", ylabel="tokens per pass, bonus included")
         legend(axes)
 
 
-def _measured(trace: Trace, material: Material) -> str:
-    merged = material.one("merged").header.draft
-    return measured_on(trace, what="Exact replay of trees") + (
-        f"; merged: {merged}; oracle: only the accepted nodes of the wide tree, the bound of its parts "
-        "(chain, k-ary, expansion); best-first and merged draft other nodes"
-    )
-
-
-def _row(family: str, texts: Sequence[Text], cut: Cut) -> dict[str, Any]:
-    runs = [replay(text, cut) for text in texts]
+def _counts(runs: Sequence[Replayed]) -> dict[str, float]:
     nodes = sum(run.nodes for run in runs) / sum(run.rounds for run in runs)
-    budget = max((len(set(cut(p))) for text in texts for p in text.positions), default=0)
-    return {"family": family, "budget": budget, "nodes": nodes, **tokens_per_pass(runs).row("tokens")}
+    return {"nodes": nodes, **tokens_per_pass(runs).row("tokens")}
 
 
 def _shapes(texts: Sequence[Text]) -> Iterator[tuple[str, Cut]]:
@@ -123,14 +108,11 @@ def _shapes(texts: Sequence[Text]) -> Iterator[tuple[str, Cut]]:
     for first in (2, 4, width):
         yield "expansion", expansion(min(first, width), *(2, 1, 1, 1, 1)[: depth - 1])
     for size in (1, 2, 4, 8):
-        yield "oracle", _oracle(size)
+        yield "oracle", partial(_accepted, size=size)
 
 
-def _oracle(size: int) -> Cut:
-    def cut(position: Position) -> Sequence[int]:
-        return position.path[:size]
-
-    return cut
+def _accepted(position: Position, size: int) -> Sequence[int]:
+    return position.path[:size]
 
 
 def _best(texts: Sequence[Text]) -> Iterator[tuple[str, Cut]]:
@@ -141,15 +123,8 @@ def _best(texts: Sequence[Text]) -> Iterator[tuple[str, Cut]]:
 
 
 def _merged(texts: Sequence[Text]) -> Iterator[tuple[str, Cut]]:
-    for length in sorted({*range(1, min(MERGED_LEVELS, deepest(texts)) + 1), deepest(texts)}):
-        yield "merged", _first_levels(length)
-
-
-def _first_levels(depth: int) -> Cut:
-    def cut(position: Position) -> Sequence[int]:
-        return [node for node, level in enumerate(position.levels) if level <= depth]
-
-    return cut
+    for depth in sorted({*range(1, min(MERGED_LEVELS, deepest(texts)) + 1), deepest(texts)}):
+        yield "merged", by_drafters(None, depth)
 
 
 SHOWN = 14
@@ -164,8 +139,12 @@ class Trees(Figure):
 
     def data(self, material: Material) -> Data:
         trace = material.one("watch")
-        places = [(text, at) for text in texts_of(trace) for at in range(2, len(text.positions) - 1)]
-        places = [(text, at) for text, at in places if len(text.positions[at].tree)]
+        places = [
+            (text, at)
+            for text in texts_of(trace)
+            for at in range(2, len(text.positions) - 1)
+            if len(text.positions[at].tree)
+        ]
         if not places:
             raise ConfigurationError("the trace has no drafted nodes: there is no tree to draw")
         length = {len(text.positions[at].path): (text, at) for text, at in reversed(places)}
@@ -173,9 +152,22 @@ class Trees(Figure):
         rows: list[dict[str, Any]] = []
         for number, wanted in enumerate(dict.fromkeys((max(length), middle, min(length)))):
             text, at = length[wanted]
-            before = "".join(trace.text_of(token) for token in text.tokens[max(0, at - 4) : at])
-            pick = trace.text_of(text.tokens[at])
-            rows += _rows(number, text.positions[at], before, pick, {t: trace.text_of(t) for t in _tokens(text, at)})
+            position = text.positions[at]
+            before = "".join(map(trace.text_of, text.tokens[max(0, at - 4) : at]))
+            root = {"tree": number, "node": ROOT, "parent": "", "depth": 0, "text": before, "accepted": True}
+            rows.append(root | {"pick": trace.text_of(text.tokens[at])})
+            rows += [
+                {
+                    "tree": number,
+                    "node": node,
+                    "parent": position.tree.parents[node],
+                    "depth": position.levels[node],
+                    "text": trace.text_of(position.tree.tokens[node]),
+                    "accepted": node in position.path,
+                    "pick": "",
+                }
+                for node in sorted({*best_first(SHOWN)(position), *position.path})
+            ]
         share = sum(not text.positions[at].path for text, at in places) / len(places)
         return Data(
             rows,
@@ -184,70 +176,39 @@ class Trees(Figure):
         )
 
     def draw(self, figure: Any, data: Data) -> None:
-        numbers = list(dict.fromkeys(row["tree"] for row in data.rows))
-        for axes, number in zip(figure.subplots(len(numbers), 1, squeeze=False)[:, 0], numbers, strict=True):
-            _draw_tree(axes, [row for row in data.rows if row["tree"] == number])
-
-
-def _tokens(text: Any, at: int) -> set[int]:
-    return set(text.positions[at].tree.tokens)
-
-
-def _rows(number: int, position: Position, before: str, pick: str, texts: Mapping[int, str]) -> list[dict[str, Any]]:
-    tree = position.tree
-    kept = sorted({*best_first(SHOWN)(position), *position.path})
-    head = {"tree": number, "node": ROOT, "parent": "", "depth": 0, "text": before, "accepted": True, "pick": pick}
-    return [
-        head,
-        *(
-            {
-                "tree": number, "node": node, "parent": tree.parents[node], "depth": position.levels[node],
-                "text": texts[tree.tokens[node]], "accepted": node in position.path, "pick": "",
-            }
-            for node in kept
-        ),
-    ]  # fmt: skip
+        trees = grouped(data.rows, "tree").values()
+        for axes, rows in zip(figure.subplots(len(trees), 1, squeeze=False)[:, 0], trees, strict=True):
+            _draw_tree(axes, rows)
 
 
 def _draw_tree(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-    children: dict[Any, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        children.setdefault(row["parent"], []).append(row)
+    children = grouped(rows, "parent")
     heights: dict[int, float] = {}
-    _place(rows[0], children, heights, [0.0])
-    by_node = {row["node"]: row for row in rows}
+    leaves = itertools.count()
+
+    def place(node: int) -> None:
+        """Give leaves the next free height, and other nodes the mean of their children's."""
+        below = [child["node"] for child in children.get(node, ())]
+        for child in below:
+            place(child)
+        heights[node] = sum(heights[child] for child in below) / len(below) if below else float(next(leaves))
+
+    place(ROOT)
+    for row in rows[1:]:
+        colour, width = (INK["good"], 2.0) if row["accepted"] else ("#c3c9d0", 0.8)
+        y = (heights[row["parent"]], heights[row["node"]])
+        axes.plot((row["depth"] - 1, row["depth"]), y, color=colour, linewidth=width)
     for row in rows:
-        x = row["depth"]
-        y = heights[row["node"]]
-        if row["parent"] != "":
-            colour, width = (INK["good"], 2.0) if row["accepted"] else ("#c3c9d0", 0.8)
-            axes.plot((by_node[row["parent"]]["depth"], x), (heights[row["parent"]], y), color=colour, linewidth=width)
-    for row in rows:
-        edge = INK["good"] if row["accepted"] else "#8c959f"
-        face = "#dafbe1" if row["accepted"] else "white"
-        label = shown(row["text"])
-        axes.text(
-            row["depth"], heights[row["node"]], label, ha="center", va="center", fontsize=7, family="monospace",
-            bbox={"boxstyle": "round,pad=0.25", "facecolor": face, "edgecolor": edge, "linewidth": 0.8},
-        )  # fmt: skip
+        edge, face = (INK["good"], "#dafbe1") if row["accepted"] else ("#8c959f", "white")
+        box = {"boxstyle": "round,pad=0.25", "facecolor": face, "edgecolor": edge, "linewidth": 0.8}
+        style = {"ha": "center", "va": "center", "fontsize": 7, "family": "monospace"}
+        axes.text(row["depth"], heights[row["node"]], shown(row["text"]), bbox=box, **style)
     accepted = sum(bool(row["accepted"]) for row in rows) - 1
     note = f"{accepted} accepted" if accepted else f"nothing accepted: the target writes {shown(rows[0]['pick'])}"
     axes.set_title(note, fontsize=8, loc="left")
     axes.set_xlim(-0.6, max(row["depth"] for row in rows) + 0.6)
     axes.set_ylim(-0.8, max(heights.values()) + 0.8)
     axes.axis("off")
-
-
-def _place(row: Mapping[str, Any], children: Any, heights: dict[int, float], free: list[float]) -> None:
-    """Give leaves the next free height, and other nodes the mean of their children's."""
-    below = children.get(row["node"], ())
-    for child in below:
-        _place(child, children, heights, free)
-    if below:
-        heights[row["node"]] = sum(heights[child["node"]] for child in below) / len(below)
-    else:
-        heights[row["node"]] = free[0]
-        free[0] = free[0] + 1
 
 
 def shown(text: str) -> str:
@@ -281,23 +242,22 @@ class WidthMerged(Figure):
             rows.append({"kind": "merged", "number": number, "added": names[number - 1], **_counts(runs)})
         gains = [
             (after["tokens"] - before["tokens"], after["added"])
-            for before, after in pairwise(rows)
+            for before, after in itertools.pairwise(rows)
             if after["kind"] == "merged" and after["number"] > 1
         ]
         least = min(gains, default=(0.0, "nothing"))
         return Data(
             rows,
             measured_on(wide, what=f"Exact replay, {levels} levels")
-            + f"; merged: {merged.header.draft}, up to {LEVELS} "
-            "levels each; bars: 95% over texts",
+            + f"; merged: {merged.header.draft}, up to {LEVELS} levels each{BARS}",
             f"adding {least[1]} changes tokens per pass by {least[0]:+.3f}",
         )
 
     def draw(self, figure: Any, data: Data) -> None:
         left, right = figure.subplots(1, 2, sharey=True)
         for axes, kind, colour in ((left, "width", INK["measured"]), (right, "merged", INK["other"])):
-            rows = [row for row in data.rows if row["kind"] == kind]
-            band(axes, [row["number"] for row in rows], estimates(rows, "tokens"), label=kind, colour=colour)
+            rows = grouped(data.rows, "kind")[kind]
+            band(axes, [row["number"] for row in rows], rows, "tokens", label=kind, series=(colour, "o", "-"))
             for row in rows:
                 note = f"{row['nodes']:.1f} nodes" + (f"\n+ {row['added'].split(':')[0]}" if row["added"] else "")
                 place = (row["number"], row["tokens_low"])
@@ -307,11 +267,6 @@ class WidthMerged(Figure):
         right.yaxis.set_tick_params(labelleft=True)
         left.set(xlabel="children of the root", ylabel="tokens per pass, bonus included")
         right.set(xlabel="merged drafters")
-
-
-def _counts(runs: Any) -> dict[str, float]:
-    nodes = sum(run.nodes for run in runs) / sum(run.rounds for run in runs)
-    return {"nodes": nodes, **tokens_per_pass(runs).row("tokens")}
 
 
 WIDTHS = (1, 2, 4, 8)
@@ -338,8 +293,8 @@ class VerifiedCdf(Figure):
             counts = [Counter(count + 1 for count in run.accepted) for run in runs]
             for tokens in range(1, depth + 2):
                 below = [sum(n for value, n in count.items() if value <= tokens) for count in counts]
-                found = ratio(below, [run.rounds for run in runs])
-                rows.append({"width": first, "tokens": tokens, **found.row("share")})
+                share = ratio(below, [run.rounds for run in runs])
+                rows.append({"width": first, "tokens": tokens, **share.row("share")})
         ones = [row for row in rows if row["tokens"] == 1]
         return Data(
             rows,
@@ -350,14 +305,10 @@ class VerifiedCdf(Figure):
 
     def draw(self, figure: Any, data: Data) -> None:
         axes = figure.subplots()
-        widths = dict.fromkeys(row["width"] for row in data.rows)
-        for width, (colour, _, line) in zip(widths, SERIES, strict=False):
-            rows = [row for row in data.rows if row["width"] == width]
+        for (width, rows), (colour, _, line) in zip(grouped(data.rows, "width").items(), SERIES, strict=False):
             x = [0, *(row["tokens"] for row in rows)]
-            values = [0.0, *(row["share"] for row in rows)]
+            values, low, high = ([0.0, *(row[name] for row in rows)] for name in ("share", "share_low", "share_high"))
             axes.step(x, values, where="post", color=colour, linestyle=line, label=f"width {width}")
-            low = [0.0, *(row["share_low"] for row in rows)]
-            high = [0.0, *(row["share_high"] for row in rows)]
             axes.fill_between(x, low, high, step="post", color=colour, alpha=0.12, linewidth=0)
         axes.set(xlabel="tokens of a round, bonus included", ylabel="share of rounds with at most so many", ylim=(0, 1))
         legend(axes, loc="lower right")
@@ -377,13 +328,10 @@ class LookaheadGrid(Figure):
         traces = material.all("lookahead")
         rows: list[dict[str, Any]] = []
         for trace in traces:
-            options = dict(_spec(trace.header.draft).options)
-            steps = [step for one in trace.rounds for step in one.steps]
-            nodes = sum(len(step.scored) for step in steps) / len(steps)
-            grams = int(options["n"])
-            kept = int(options["candidates"])
-            found = tokens_per_round(trace)
-            rows.append({"n": grams, "candidates": kept, "nodes_per_pass": nodes, **found.row("tokens")})
+            options = dict(DRAFTERS.parse(trace.header.draft)[0].options)
+            row = {name: int(options[name]) for name in ("n", "candidates")}
+            nodes = [len(step.scored) for one in trace.rounds for step in one.steps]
+            rows.append({**row, "nodes_per_pass": sum(nodes) / len(nodes), **tokens_per_round(trace).row("tokens")})
         rows.sort(key=lambda row: (row["n"], row["candidates"]))
         large = rows[-1]
         return Data(
@@ -405,21 +353,15 @@ class LookaheadGrid(Figure):
             raise ConfigurationError(
                 "the traces of the run 'lookahead' are no grid: record all pairs of n and candidates"
             )
-        image = axes.imshow([[cells[n, k]["tokens"] for k in kept] for n in grams], cmap="Blues", aspect="auto")
-        for line, n in enumerate(grams):
-            for column, k in enumerate(kept):
-                row = cells[n, k]
-                label = f"{row['tokens']:.2f}\n({row['tokens_low']:.2f}–{row['tokens_high']:.2f})\n"
-                label += f"{row['nodes_per_pass']:.1f} nodes"
-                ink = ink_on(image, row["tokens"])
-                axes.text(column, line, label, ha="center", va="center", fontsize=7, color=ink)
-        axes.set_xticks(range(len(kept)), [str(k) for k in kept])
-        axes.set_yticks(range(len(grams)), [f"{n}-grams" for n in grams])
-        axes.grid(visible=False)
+        values = [[cells[n, k]["tokens"] for k in kept] for n in grams]
+        labels = [
+            [
+                "{tokens:.2f}\n({tokens_low:.2f}–{tokens_high:.2f})\n{nodes_per_pass:.1f} nodes".format(**cells[n, k])
+                for k in kept
+            ]
+            for n in grams
+        ]
+        names = {"columns": [str(k) for k in kept], "rows": [f"{n}-grams" for n in grams]}
+        image = heat_map(axes, values, labels, **names, fontsize=7, cmap="Blues", aspect="auto")
         axes.set_xlabel("candidates K of a token")
         figure.colorbar(image, ax=axes, label="tokens per pass")
-
-
-def _spec(draft: str) -> Spec:
-    (spec,) = DRAFTERS.parse(draft)
-    return spec
