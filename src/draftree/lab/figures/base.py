@@ -18,8 +18,6 @@ from draftree.engine.trace import Trace
 
 RUN = "run"
 """Name of the fact in a trace's header that says which run of `draftree analyse` it comes from."""
-PLANNED = {"watch": "watch", "adaptive": "adaptive", "fixed": "fixed"}
-"""Runs of traces from other commands, by their planner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +41,23 @@ class Material:
 
     def all(self, run: str) -> Sequence[Trace]:
         """Return the traces of a run."""
-        found = self.traces.get(run, ())
-        if not found:
+        if not (traces := self.traces.get(run, ())):
             raise ConfigurationError(f"there is no trace of the run '{run}': name a model, or a trace of it")
-        return found
+        return traces
 
     def lines(self, **fields: Any) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
         """Return the lines of results files in which fields have these values, each with the header before it."""
-        found = []
+        matching = []
         for lines in self.results.values():
             header = lines[0]
             for line in lines:
                 header = line if line.get("kind") == "header" else header
                 if all(line.get(name) == value for name, value in fields.items()):
-                    found.append((header, line))
-        if not found:
+                    matching.append((header, line))
+        if not matching:
             wanted = ", ".join(f"{name} '{value}'" for name, value in fields.items())
             raise ConfigurationError(f"no results file has lines with {wanted}: name one with --results")
-        return found
+        return matching
 
     def has(self, runs: Iterable[str], results: Iterable[str]) -> bool:
         """Return whether there are traces of all runs, and results of all kinds."""
@@ -73,7 +70,8 @@ def run_of(trace: Trace) -> str:
     tagged = trace.header.about.get(RUN)
     if isinstance(tagged, str):
         return tagged
-    return PLANNED.get(trace.header.plan.split(":")[0].split(",")[0], "fixed")
+    planner = re.split("[:,]", trace.header.plan)[0]
+    return planner if planner in ("watch", "adaptive") else "fixed"
 
 
 def read_lines(path: Path) -> list[Mapping[str, Any]]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import statistics
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from draftree.core.errors import ConfigurationError
+from draftree.lab.analysis.theory import CHILDREN
 from draftree.lab.bench.records import DistributionRecord, Results
-from draftree.lab.bench.summary import PHASES, MethodSummary, Report
+from draftree.lab.bench.summary import PHASES, MethodSummary, Ratio, Report
 from draftree.lab.bench.tables import WAYS, doubts, hit_rates, mean_kept, provenance_line
 from draftree.lab.figures.drawing import INK, SERIES, legend, write_sheet
 
@@ -19,22 +20,17 @@ SIZE = (6.8, 4.2)
 PHASE_COLOURS = dict(zip(PHASES, (INK["other"], INK["good"], INK["measured"], "#b58900", INK["theory"]), strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """One figure of some results."""
-
-    name: str
-    title: str
-    draw: Callable[[Any], None]
-    sources: Sequence[Results]
+Plot = tuple[str, str, Callable[[Any], None]]
+"""File name, title and drawing of one figure."""
 
 
 def draw_all(results: Sequence[Results], folder: Path) -> list[Path]:
     """Write every figure that these files have data for, as SVG, PNG and PDF; returns the paths."""
     drawn: list[Path] = []
-    for plot in _plots(results):
-        notes = [note for source in plot.sources for note in (provenance_line(source), *doubts(source))]
-        drawn += write_sheet(plot.draw, folder / plot.name, title=plot.title, notes=notes, size=SIZE)
+    for sources, plots in _plots(results):
+        notes = [note for source in sources for note in (provenance_line(source), *doubts(source))]
+        for name, title, draw in plots:
+            drawn += write_sheet(draw, folder / name, title=title, notes=notes, size=SIZE)
     if not drawn:
         raise ConfigurationError(
             "these files have no data for plots: give runs of several temperatures, or results of "
@@ -43,50 +39,59 @@ def draw_all(results: Sequence[Results], folder: Path) -> list[Path]:
     return drawn
 
 
-def _plots(results: Sequence[Results]) -> Iterable[Plot]:
+def _plots(results: Sequence[Results]) -> Iterator[tuple[Sequence[Results], list[Plot]]]:
+    """Yield the figures of some results."""
     with_distributions = [result for result in results if result.distributions]
-    distributions = [record for result in with_distributions for record in result.distributions]
-    for category in dict.fromkeys(record.category for record in distributions):
-        part = [record for record in distributions if record.category == category]
-        guesses = partial(_draw_guesses, records=part)
-        rules = partial(_draw_rules, records=part)
-        yield Plot(
-            f"guesses-{category}", f"Target token among the first guesses: {category}", guesses, with_distributions
+    categories: dict[str, list[DistributionRecord]] = {}
+    for record in sorted((r for result in with_distributions for r in result.distributions), key=_temperature):
+        categories.setdefault(record.category, []).append(record)
+    for category, records in categories.items():
+        groups = {temperature: list(part) for temperature, part in itertools.groupby(records, _temperature)}
+        guesses = partial(_draw_guesses, groups=groups)
+        rules = partial(_draw_rules, groups=groups)
+        yield (
+            with_distributions,
+            [
+                (f"guesses-{category}", f"Target token among the first guesses: {category}", guesses),
+                (f"rules-{category}", f"Acceptance of a node by rule: {category}", rules),
+            ],
         )
-        yield Plot(f"rules-{category}", f"Acceptance of a node by rule: {category}", rules, with_distributions)
     texts = [result for result in results if result.records]
     for result in texts:
         name = result.name.removesuffix(".jsonl")
         report = Report(result)
-        yield Plot(
-            f"{name}-speed", "Decode speed-up over plain decoding", partial(_draw_speed, rows=report.rows()), [result]
-        )
+        speed = partial(_draw_speed, rows=report.rows())
         rounds = partial(_draw_rounds, rounds=report.round_milliseconds())
-        yield Plot(f"{name}-rounds", "Time of a round by phase", rounds, [result])
-    by_temperature = _over_temperature(texts)
-    if len(by_temperature) > 1:
-        rows = {temperature: rows for temperature, (rows, _) in by_temperature.items()}
-        sources = [result for _, result in by_temperature.values()]
+        yield (
+            [result],
+            [
+                (f"{name}-speed", "Decode speed-up over plain decoding", speed),
+                (f"{name}-rounds", "Time of a round by phase", rounds),
+            ],
+        )
+    # runs with the most common set of methods, by temperature
+    methods = [tuple(sorted(method["name"] for method in result.header["methods"])) for result in texts]
+    most = max(set(methods), key=methods.count, default=())
+    same = {result.header["temperature"]: result for result, names in zip(texts, methods, strict=True) if names == most}
+    if len(same) > 1:
+        rows = {temperature: Report(result).rows() for temperature, result in sorted(same.items())}
         length = partial(_draw_temperature, groups=rows, label="tokens per round", value=_length)
         speed = partial(_draw_temperature, groups=rows, label="speed-up over plain decoding", value=_speed)
-        yield Plot("temperature-length", "Acceptance length by temperature", length, sources)
-        yield Plot("temperature-speed", "Decode speed-up by temperature", speed, sources)
+        yield (
+            [result for _, result in sorted(same.items())],
+            [
+                ("temperature-length", "Acceptance length by temperature", length),
+                ("temperature-speed", "Decode speed-up by temperature", speed),
+            ],
+        )
     for result in results:
         if any(tree.how in WAYS for tree in result.trees):
             name = f"{result.name.removesuffix('.jsonl')}-scoring"
-            yield Plot(name, "Time of a pass over a drafted tree", partial(_draw_scoring, result=result), [result])
+            yield [result], [(name, "Time of a pass over a drafted tree", partial(_draw_scoring, result=result))]
 
 
-def _over_temperature(texts: Sequence[Results]) -> dict[float, tuple[list[MethodSummary], Results]]:
-    """Return rows and their run by temperature, of the runs with the most common set of methods."""
-    methods = [tuple(sorted(method["name"] for method in result.header["methods"])) for result in texts]
-    most = max(set(methods), key=methods.count, default=())
-    found = {
-        result.header["temperature"]: (Report(result).rows(), result)
-        for result, names in zip(texts, methods, strict=True)
-        if names == most
-    }
-    return dict(sorted(found.items()))
+def _temperature(record: DistributionRecord) -> float:
+    return record.temperature
 
 
 def _length(row: MethodSummary) -> float:
@@ -97,40 +102,41 @@ def _speed(row: MethodSummary) -> float:
     return float("nan") if row.against_plain is None else row.against_plain.mean
 
 
-def _by_temperature(records: Sequence[DistributionRecord]) -> dict[float, list[DistributionRecord]]:
-    found: dict[float, list[DistributionRecord]] = {}
-    for record in sorted(records, key=lambda record: record.temperature):
-        found.setdefault(record.temperature, []).append(record)
-    return found
-
-
-def _draw_guesses(sheet: Any, *, records: Sequence[DistributionRecord]) -> None:
+def _draw_guesses(sheet: Any, *, groups: dict[float, list[DistributionRecord]]) -> None:
     axes = sheet.subplots()
-    for (temperature, part), series in zip(_by_temperature(records).items(), _series(), strict=False):
+    for (temperature, part), series in zip(groups.items(), _series(), strict=False):
         rates = hit_rates(part)[:5]
-        cumulated = [sum(rates[: rank + 1]) for rank in range(len(rates))]
-        axes.plot(range(1, len(rates) + 1), cumulated, label=f"temperature {temperature:g}", **series)
+        axes.plot(
+            range(1, len(rates) + 1), list(itertools.accumulate(rates)), label=f"temperature {temperature:g}", **series
+        )
     axes.set(xlabel="first guesses of the drafter", ylabel="share with the target token", ylim=(0, 1))
     axes.set_xticks(range(1, 6))
     _finish(axes)
 
 
-def _draw_rules(sheet: Any, *, records: Sequence[DistributionRecord]) -> None:
+CURVES = (
+    ("coupled", 1, "C0:"),
+    ("coupled", 4, "C0-"),
+    ("token", 1, "C1:"),
+    ("recursive", 4, "C1-"),
+    ("multistep", 4, "C2-"),
+    ("match", 1, "C3:"),
+    ("match", 4, "C3-"),
+    ("likeliest", 1, "C4:"),
+    ("likeliest", 4, "C4-"),
+)
+"""Rule, number of children, and style of each curve."""
+
+
+def _draw_rules(sheet: Any, *, groups: dict[float, list[DistributionRecord]]) -> None:
     axes = sheet.subplots()
-    groups = _by_temperature(records)
-    curves: list[tuple[str, Callable[[list[DistributionRecord]], float], str]] = [
-        ("coupled, 1", lambda part: mean_kept(part, "coupled"), "C0:"),
-        ("coupled, 4", lambda part: sum(hit_rates(part)[:4]), "C0-"),
-        ("token, 1", lambda part: mean_kept(part, "token"), "C1:"),
-        ("recursive, 4", lambda part: mean_kept(part, "recursive", 2), "C1-"),
-        ("multistep, 4", lambda part: mean_kept(part, "multistep", 2), "C2-"),
-        ("match, 1", lambda part: mean_kept(part, "match"), "C3:"),
-        ("match, 4", lambda part: mean_kept(part, "match", 2), "C3-"),
-        ("likeliest, 1", lambda part: mean_kept(part, "likeliest"), "C4:"),
-        ("likeliest, 4", lambda part: mean_kept(part, "likeliest", 2), "C4-"),
-    ]
-    for label, value, style in curves:
-        axes.plot(list(groups), [value(part) for part in groups.values()], style, label=label)
+    for rule, children, style in CURVES:
+        place = CHILDREN.index(children)
+        values = [
+            sum(hit_rates(part)[:4]) if (rule, children) == ("coupled", 4) else mean_kept(part, rule, place)
+            for part in groups.values()
+        ]
+        axes.plot(list(groups), values, style, label=f"{rule}, {children}")
     axes.set(xlabel="temperature", ylabel="probability that a child is accepted", ylim=(0, 1))
     _finish(axes)
 
@@ -140,27 +146,20 @@ def _draw_speed(sheet: Any, *, rows: Sequence[MethodSummary]) -> None:
     axes = sheet.subplots()
     rows = [row for row in rows if row.against_plain is not None and row.method["job"] != "plain"] or list(rows)
     names = [_short(row.method["name"]) for row in rows]
-    ratios = [row.against_plain for row in rows]
-    values = [ratio.mean if ratio else 0.0 for ratio in ratios]
-    lows = [max(0.0, ratio.mean - ratio.low) if ratio else 0.0 for ratio in ratios]
-    highs = [max(0.0, ratio.high - ratio.mean) if ratio else 0.0 for ratio in ratios]
+    ratios = [row.against_plain or Ratio(0.0, 0.0, 0.0) for row in rows]
+    values = [ratio.mean for ratio in ratios]
+    lows = [max(0.0, ratio.mean - ratio.low) for ratio in ratios]
+    highs = [max(0.0, ratio.high - ratio.mean) for ratio in ratios]
     colours = [INK["measured"] if value >= 1 else INK["losing"] for value in values]
     axes.barh(names, values, xerr=(lows, highs), color=colours, ecolor=INK["theory"], capsize=2, height=0.6)
     axes.axvline(1.0, color=INK["theory"], linewidth=0.8)
     for place, (row, value, high) in enumerate(zip(rows, values, highs, strict=True)):
-        axes.text(
-            value + high,
-            place,
-            f"  {value:.2f}, {row.acceptance_length:.2f} tokens per round",
-            va="center",
-            fontsize=7.5,
-        )
+        label = f"  {value:.2f}, {row.acceptance_length:.2f} tokens per round"
+        axes.text(value + high, place, label, va="center", fontsize=7.5)
     axes.grid(visible=False, axis="y")
     axes.invert_yaxis()
-    axes.set(
-        xlabel="speed-up; intervals: quartiles over prompts",
-        xlim=(0, 1.8 * max(map(sum, zip(values, highs, strict=True)))),
-    )
+    widest = max(map(sum, zip(values, highs, strict=True)))
+    axes.set(xlabel="speed-up; intervals: quartiles over prompts", xlim=(0, 1.8 * widest))
 
 
 def _draw_rounds(sheet: Any, *, rounds: dict[str, dict[str, float]]) -> None:
@@ -194,7 +193,7 @@ def _draw_scoring(sheet: Any, *, result: Results) -> None:
     shapes = list(dict.fromkeys(tree.shape for tree in result.trees if tree.how in WAYS))
     for place, how in enumerate(WAYS):
         values = [
-            sorted(tree.milliseconds)[len(tree.milliseconds) // 2]
+            statistics.median_high(tree.milliseconds)
             for shape in shapes
             for tree in result.trees
             if (tree.shape, tree.how) == (shape, how)

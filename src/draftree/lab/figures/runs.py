@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,17 +72,17 @@ class RunSpec:
     max_texts: int | None = None
 
 
-def specs_of(names: Iterable[str], asked: RecordingOptions) -> tuple[list[RunSpec], dict[str, str]]:
+def specs_of(names: Iterable[str], options: RecordingOptions) -> tuple[list[RunSpec], dict[str, str]]:
     """Return the runs of these names, and the reason for each name that the drafter cannot take part in."""
-    choose_methods(_named(asked.draft), "coupled", None)
+    choose_methods(_named(options.draft), "coupled", None)
     specs: list[RunSpec] = []
     refused: dict[str, str] = {}
     for name in dict.fromkeys(names):
         try:
-            found = list(runs_of(name, asked))
-            for spec in found:
+            runs = runs_of(name, options)
+            for spec in runs:
                 choose_methods(_named(spec.draft), spec.verify, spec.plan)
-            specs += found
+            specs += runs
         except ConfigurationError as error:
             refused[name] = str(error)
     return specs, refused
@@ -91,14 +92,13 @@ def with_tree(draft: str, shape: str) -> str:
     """Return a drafter with the shape of its tree; as it is if it has no shape, or one already."""
     (spec,) = DRAFTERS.parse(draft)
     _, config = DRAFTERS.configure(spec)
-    if "tree" not in {field.name for field in fields(config)} or "tree" in dict(spec.options):
-        return draft
-    return f"{draft},tree={shape}"
+    has_shape = any(field.name == "tree" for field in fields(config)) and "tree" not in dict(spec.options)
+    return f"{draft},tree={shape}" if has_shape else draft
 
 
-def _lengths(asked: RecordingOptions, wanted: Iterable[int]) -> list[int]:
+def _lengths(draft: str, wanted: Iterable[int]) -> list[int]:
     """Return the lengths that the drafter can draft; always the longest one up to the last wanted."""
-    most = choose_methods(_named(asked.draft), "coupled", None).traits.depth
+    most = choose_methods(_named(draft), "coupled", None).traits.depth
     return sorted({min(length, most) for length in wanted})
 
 
@@ -106,49 +106,44 @@ def _named(draft: str) -> str | None:
     return None if draft == NO_DRAFT else draft
 
 
-def _fixed_plan(asked: RecordingOptions) -> str:
-    return f"fixed:{_lengths(asked, [RULE_LENGTH])[0]}"
+def _fixed_plan(draft: str) -> str:
+    return f"fixed:{_lengths(draft, [RULE_LENGTH])[0]}"
 
 
-def runs_of(name: str, asked: RecordingOptions) -> Iterator[RunSpec]:
-    draft = asked.draft
+def runs_of(name: str, options: RecordingOptions) -> list[RunSpec]:
+    draft = options.draft
+    run = partial(RunSpec, name)
     match name:
         case "watch":
-            yield RunSpec(name, with_tree(draft, asked.tree), "watch")
+            return [run(with_tree(draft, options.tree), "watch")]
         case "best":
-            yield RunSpec(name, with_tree(draft, f"best-{BEST_NODES}"), "watch")
+            return [run(with_tree(draft, f"best-{BEST_NODES}"), "watch")]
         case "merged":
-            yield RunSpec(name, "+".join(dict.fromkeys((*draft.split("+"), *asked.merged))), "watch")
+            return [run("+".join(dict.fromkeys((*draft.split("+"), *options.merged))), "watch")]
         case "plain":
-            yield RunSpec(name, NO_DRAFT)
+            return [run(NO_DRAFT)]
         case "fixed":
-            yield RunSpec(name, draft, _fixed_plan(asked))
+            return [run(draft, _fixed_plan(draft))]
         case "adaptive":
-            yield RunSpec(name, draft, "adaptive")
+            return [run(draft, "adaptive")]
         case "length":
-            for length in _lengths(asked, LENGTHS):
-                yield RunSpec(name, draft, f"fixed:{length}")
+            return [run(draft, f"fixed:{length}") for length in _lengths(draft, LENGTHS)]
         case "batch":
-            for length in _lengths(asked, BATCH_LENGTHS):
-                for batch in BATCHES:
-                    if length:
-                        yield RunSpec(name, draft, f"fixed:{length}", batch=batch)
-                    else:
-                        yield RunSpec(name, NO_DRAFT, batch=batch)
+            return [
+                run(draft, f"fixed:{length}", batch=batch) if length else run(NO_DRAFT, batch=batch)
+                for length in _lengths(draft, BATCH_LENGTHS)
+                for batch in BATCHES
+            ]
         case "rule":
-            for temperature in TEMPERATURES:
-                for rule in RULES:
-                    yield RunSpec(name, draft, _fixed_plan(asked), rule, temperature, max_texts=8)
+            plan = _fixed_plan(draft)
+            return [run(draft, plan, rule, t, max_texts=8) for t in TEMPERATURES for rule in RULES]
         case "soft":
-            for rule in SOFT:
-                yield RunSpec(name, draft, _fixed_plan(asked), rule, SOFT_TEMPERATURE)
+            return [run(draft, _fixed_plan(draft), rule, SOFT_TEMPERATURE) for rule in SOFT]
         case "pair":  # the drafter, and those of the merged ones that run a model
-            for one in (draft, *(other for other in asked.merged if other.startswith(("model:", "head:")))):
-                yield RunSpec(name, one, _fixed_plan(replace(asked, draft=one)))
+            others = [other for other in options.merged if other.startswith(("model:", "head:"))]
+            return [run(each, _fixed_plan(each)) for each in (draft, *others)]
         case "lookahead":
-            for n in GRAMS:
-                for kept in CANDIDATES:
-                    yield RunSpec(name, f"lookahead,n={n},candidates={kept}", "fixed")
+            return [run(f"lookahead,n={n},candidates={kept}", "fixed") for n in GRAMS for kept in CANDIDATES]
         case _:
             raise AssertionError(f"no figure has runs '{name}'")
 
@@ -157,50 +152,56 @@ def runs_of(name: str, asked: RecordingOptions) -> Iterator[RunSpec]:
 class Recorder:
     """Records runs of one loaded model over prompts (token ids) as traces in a folder; `about` is for their headers."""
 
-    asked: RecordingOptions
+    options: RecordingOptions
     loaded: LoadedModel
     prompts: Sequence[Sequence[int]]
     folder: Path
     about: dict[str, Any]
     tokenizer: Any = None
 
-    def path_of(self, spec: RunSpec) -> Path:
-        facts = [spec.run, spec.draft, spec.plan or "", spec.verify, f"t{self._temperature(spec):g}", f"b{spec.batch}"]
-        return self.folder / (re.sub(r"[^\w.+=,-]+", "_", "-".join(filter(None, facts))) + ".jsonl")
-
     def record(self, spec: RunSpec) -> Trace:
         """Run all prompts, write the trace, and return it; a warm-up comes first and is not recorded."""
+        options = self.options
+        temperature = options.temperature if spec.temperature is None else spec.temperature
+        facts = [spec.run, spec.draft, spec.plan or "", spec.verify, f"t{temperature:g}", f"b{spec.batch}"]
+        path = self.folder / (re.sub(r"[^\w.+=,-]+", "_", "-".join(filter(None, facts))) + ".jsonl")
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.path_of(spec)
         if path.exists():
             raise ConfigurationError(f"'{path}' already exists: choose another folder with --output")
         with path.open("x", encoding="utf-8") as stream:
             writer = TraceWriter(stream)
             llm = LLM(
-                self.loaded, _named(spec.draft), verify=spec.verify, plan=spec.plan, tokenizer=self.tokenizer,
-                max_batch_size=spec.batch, trust_remote_code=self.loaded.runs_code, on_round=writer,
+                self.loaded,
+                _named(spec.draft),
+                verify=spec.verify,
+                plan=spec.plan,
+                tokenizer=self.tokenizer,
+                max_batch_size=spec.batch,
+                trust_remote_code=self.loaded.runs_code,
+                on_round=writer,
                 generation_config="none",
-            )  # fmt: skip
-            params = SamplingParams(
-                max_tokens=self.asked.max_tokens, temperature=self._temperature(spec), seed=self.asked.seed
             )
+            sampling: dict[str, Any] = {
+                "temperature": temperature,
+                "seed": options.seed,
+                "max_tokens": options.max_tokens,
+            }
             prompts = [list(prompt) for prompt in self.prompts[: spec.max_texts]]
-            llm.generate(prompts[:1], replace(params, max_tokens=min(8, params.max_tokens or 8)), progress=False)
+            warm_up = SamplingParams(**sampling | {"max_tokens": min(8, options.max_tokens)})
+            llm.generate(prompts[:1], warm_up, progress=False)
             llm.forget()
             llm.requests.records_picks = spec.plan == "watch"
-            writer.begin(self._header(spec, llm, params))
-            llm.generate(prompts, params, progress=False)
+            writer.begin(
+                TraceHeader(
+                    shown_name(options.model),
+                    spec.draft,
+                    spec.verify,
+                    choose_methods(_named(spec.draft), spec.verify, spec.plan).plan,
+                    llm.planner.parts,
+                    llm.planner.pass_seconds,
+                    self.about | sampling | {"batch": spec.batch, RUN: spec.run},
+                )
+            )
+            llm.generate(prompts, SamplingParams(**sampling), progress=False)
             writer.end(pieces_of(llm.tokenizer))
         return read_trace(path)
-
-    def _temperature(self, spec: RunSpec) -> float:
-        return self.asked.temperature if spec.temperature is None else spec.temperature
-
-    def _header(self, spec: RunSpec, llm: LLM, params: SamplingParams) -> TraceHeader:
-        plan = choose_methods(_named(spec.draft), spec.verify, spec.plan).plan
-        sampling = {"temperature": params.temperature, "seed": params.seed, "max_tokens": params.max_tokens}
-        about = self.about | sampling | {"batch": spec.batch, RUN: spec.run}
-        planner = llm.planner
-        parts = planner.parts
-        seconds = planner.pass_seconds
-        return TraceHeader(shown_name(self.asked.model), spec.draft, spec.verify, plan, parts, seconds, about)
