@@ -20,7 +20,8 @@ from draftree.core.errors import ConfigurationError, suggestion
 
 if TYPE_CHECKING:
     from draftree.train.evaluate import Evaluation
-    from draftree.train.head import HeadOptions, HeadResult
+    from draftree.train.finishing import TrainingResult
+    from draftree.train.head import HeadOptions
     from draftree.train.loop import Progress
     from draftree.train.preparing import TrainingJob
     from draftree.train.settings import TrainSettings
@@ -244,13 +245,13 @@ def run_training(run: Run, work: Callable[[], T]) -> T:
         raise typer.Exit(INTERRUPTED) from None
 
 
-def say_trained(result: HeadResult) -> None:
+def say_trained(result: TrainingResult) -> None:
     for line in result.notes:
         note(line)
     say_result(result.evaluation)
 
 
-def say_head(run: Run, result: HeadResult) -> None:
+def say_head(run: Run, result: TrainingResult) -> None:
     """Print the acceptance of a head, whether it pays, and its command; `auto` uses one that pays from now on."""
     say_trained(result)
     # processes other than the first evaluate nothing, and without unseen texts nothing is known
@@ -259,7 +260,7 @@ def say_head(run: Run, result: HeadResult) -> None:
     say_use(run, result.folder, f"head:{result.folder}")
 
 
-def say_worth(result: HeadResult) -> None:
+def say_worth(result: TrainingResult) -> None:
     """Print whether a head pays; remember one that does for `auto`."""
     from draftree.core.files import read_json
     from draftree.loading.auto_draft import TrainedHead, keep_trained
@@ -327,11 +328,12 @@ def block(
 
     Ctrl-C keeps the last checkpoint, and --resume continues.
     """
-    from draftree.train.block import BlockOptions, train_block
+    from draftree.train.block import train_block
 
-    options = BlockOptions(chosen, markov_rank)
     settings = dataclasses.replace(run.settings, levels=run.settings.depth)
-    result = run_training(run, lambda: train_block(run.job, settings, options, report=Lines(), note=note))
+    result = run_training(
+        run, lambda: train_block(run.job, settings, chosen, markov_rank=markov_rank, report=Lines(), note=note)
+    )
     say_head(run, result)
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.train.data.shards import Text, TopRows
-
-__all__ = ["Batch", "Layout", "collate", "cut", "first_chain", "is_usable", "pack"]
+from draftree.train.data.shards import Text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,6 +32,16 @@ class Layout:
         longest = max(counts)
         places = torch.cat([torch.arange(count) + text * longest for text, count in enumerate(counts)])
         return cls(places.to(device), len(counts), longest)
+
+    @property
+    def texts(self) -> Tensor:
+        """Text of each row, shape (rows,)."""
+        return self.places // self.longest
+
+    @property
+    def columns(self) -> Tensor:
+        """Place of each row in the line of its text, shape (rows,)."""
+        return self.places % self.longest
 
     def padded(self, rows: Tensor) -> Tensor:
         """Return rows in the rectangle, shape (texts, longest, ...), zeros elsewhere."""
@@ -95,28 +104,26 @@ def collate(texts: Sequence[Text], *, device: torch.device, dtype: torch.dtype) 
     Args:
         texts: at least one; `is_usable` holds for each.
     """
-    counts, chain_counts, tokens, positions, chains, picks, room = [], [], [], [], [], [], []
-    total = 0
-    for text in texts:
-        length, first = text.num_rows, first_chain(text)
-        counts.append(length - 1)
-        chain_counts.append(length - first)
-        tokens.append(text.tokens[1:length])
-        positions.append(torch.arange(1, length))
-        chains.append(torch.arange(first - 1, length - 1) + total)
-        picks.append(text.tokens[first + 1 : length + 1])
-        room.append(torch.arange(length - first, 0, -1))
-        total += length - 1
+    firsts = [first_chain(text) for text in texts]
+    counts = [text.num_rows - 1 for text in texts]
+    chain_counts = [text.num_rows - first for text, first in zip(texts, firsts, strict=True)]
+    starts = [0, *accumulate(counts)]
+
+    def joined(parts: Iterable[Tensor]) -> Tensor:
+        return torch.cat(list(parts)).to(device)
+
     return Batch(
         texts=texts,
-        tokens=torch.cat(tokens).to(device),
-        features=torch.cat([text.features[:-1] for text in texts]).to(device=device, dtype=dtype),
-        positions=torch.cat(positions).to(device),
+        tokens=joined(text.tokens[1:-1] for text in texts),
+        features=joined(text.features[:-1] for text in texts).to(dtype),
+        positions=joined(torch.arange(1, count + 1) for count in counts),
         rows=Layout.of(counts, device),
-        chains=torch.cat(chains).to(device),
+        chains=joined(
+            torch.arange(first - 1, count) + start for first, count, start in zip(firsts, counts, starts, strict=False)
+        ),
         chain_rows=Layout.of(chain_counts, device),
-        picks=torch.cat(picks).to(device),
-        room=torch.cat(room).to(device),
+        picks=joined(text.tokens[first + 1 :] for text, first in zip(texts, firsts, strict=True)),
+        room=joined(torch.arange(count, 0, -1) for count in chain_counts),
     )
 
 
@@ -145,7 +152,7 @@ def cut(text: Text, max_length: int | None) -> Text:
         tokens=text.tokens[:max_length],
         features=text.features[:rows],
         last=None if text.last is None else text.last[:rows],
-        top=None if top is None else TopRows(top.ids[:rows], top.logits[:rows], top.lse[:rows]),
+        top=None if top is None else replace(top, ids=top.ids[:rows], logits=top.logits[:rows], lse=top.lse[:rows]),
     )
 
 
@@ -165,18 +172,10 @@ def pack(lengths: Sequence[int], batch_tokens: int, *, seed: int, epoch: int, wi
     span = max(1, int(window * max(1.0, batch_tokens / mean)))
     batches: list[list[int]] = []
     for start in range(0, len(order), span):
-        part = sorted((int(i) for i in order[start : start + span]), key=lambda index: lengths[index])
-        batches.extend(_filled(part, lengths, batch_tokens))
+        batch: list[int] = []
+        for index in sorted(order[start : start + span].tolist(), key=lambda index: lengths[index]):
+            if not batch or (len(batch) + 1) * lengths[index] > batch_tokens:
+                batches.append(batch := [])
+            batch.append(index)
     for index in random.permutation(len(batches)):
         yield batches[index]
-
-
-def _filled(order: Sequence[int], lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    batch: list[int] = []
-    for index in order:
-        if batch and (len(batch) + 1) * lengths[index] > batch_tokens:
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from draftree.core.errors import ConfigurationError
-from draftree.heads.base import BlockHead, BlockRows, TargetParts
+from draftree.heads.base import BlockRows, Head, TargetParts
 from draftree.heads.config import DSPARK, EAGLE3, HeadConfig
 from draftree.heads.dflash import BlockLayer, DFlashHead
 from draftree.heads.eagle import Eagle3Head
@@ -27,21 +27,20 @@ from draftree.heads.folders import read_head
 from draftree.heads.layers import Layer
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.train.batches import Batch
-from draftree.train.finishing import earlier_runs
+from draftree.train.finishing import TrainingResult, earlier_runs
 from draftree.train.head import (
     HeadOptions,
-    HeadResult,
     HeadShape,
+    continued,
     fill_fresh,
     finish_head,
-    head_config,
+    new_config,
     placed,
-    run_training,
     scaled,
 )
 from draftree.train.head_trainee import ScaledTexts, TextTrainee, unfold
 from draftree.train.loop import Progress
-from draftree.train.preparing import Prepared, TrainingJob, answer_vocabulary, chosen_features, prepare
+from draftree.train.preparing import Prepared, TrainingJob, prepare
 from draftree.train.settings import TrainSettings
 
 # Block heads before training: new ones, those that continue a block head, and those with the weights of a head.
@@ -65,129 +64,33 @@ VARIANTS = (
 """Variants of heads whose weights mean nothing in a block head."""
 
 
-@dataclass(frozen=True, slots=True)
-class BlockOptions:
-    """Options of a block head.
-
-    Attributes:
-        head: options that it shares with other heads; `start` is a block head to continue, or a head of kind `eagle3`
-            whose weights the first layer of a new block head begins with.
-        markov_rank: rank of the bias by the token before; 0 for none. If None, that of the block head to continue, and
-            64 for a new one.
-    """
-
-    head: HeadOptions = field(default_factory=HeadOptions)
-    markov_rank: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.markov_rank is not None and self.markov_rank < 0:
-            raise ConfigurationError(f"markov_rank is {self.markov_rank}: it must not be negative")
-
-    @property
-    def new_markov_rank(self) -> int:
-        """Rank of a new head's bias."""
-        return MARKOV_RANK if self.markov_rank is None else self.markov_rank
-
-
 def start_block(
-    prepared: Prepared, settings: TrainSettings, options: BlockOptions, note: Callable[[str], None]
+    prepared: Prepared,
+    settings: TrainSettings,
+    options: HeadOptions,
+    markov_rank: int | None,
+    note: Callable[[str], None],
 ) -> tuple[DFlashHead, ScaledTexts]:
     """Return the head before training, in the dtype of computation, and the data with its hidden states."""
-    start = options.head.start
+    start, parts = options.start, prepared.parts
     given = None if start is None else read_head(start, dtype=torch.float32)
-    if start is not None:
-        options.head.require_sizes_of_start(but="layers" if isinstance(given, Eagle3Head) else "")
-    if isinstance(given, Eagle3Head):
-        head, data = _seeded(prepared, settings, options, given)
-        note(f"the first layer begins with the weights of '{start}'")
-    elif given is not None:
-        assert start is not None, "given"
-        head, data = _continued(prepared, settings, options, given, start)
+    if given is not None:
+        options.require_sizes_of_start(but="layers" if isinstance(given, Eagle3Head) else "")
+        if not isinstance(given, Eagle3Head):
+            return continued(_require_block(given, start, settings, markov_rank), prepared, options)
+    if given is None:
+        shape = HeadShape(options.shape.layers, options.shape.intermediate)
+        base, vocabulary = new_config(prepared, settings, replace(options, shape=shape), note)
     else:
-        head, data = _new(prepared, settings, options, note)
-    return placed(head, prepared), data
-
-
-def _continued(
-    prepared: Prepared, settings: TrainSettings, options: BlockOptions, given: object, start: Path
-) -> tuple[DFlashHead, ScaledTexts]:
-    if not isinstance(given, DFlashHead) or given.config.kind != DSPARK:
-        kind = getattr(getattr(given, "config", None), "kind", "unknown")
-        raise ConfigurationError(
-            f"'{start}' has a head of kind '{kind}': a block head starts from one of kind '{DSPARK}' or '{EAGLE3}'"
-        )
-    if given.num_levels != settings.depth:
-        raise ConfigurationError(
-            f"'{start}' drafts {given.num_levels} tokens in a pass, and depth is {settings.depth}: give --depth "
-            f"{given.num_levels}"
-        )
-    if options.markov_rank not in (None, given.config.markov_rank):
-        raise ConfigurationError(
-            f"'{start}' has a bias of rank {given.config.markov_rank}: leave out markov_rank, which is "
-            f"{options.markov_rank}"
-        )
-    given.bind(prepared.parts)
-    for name, parameter in given.named_parameters():
-        parameter.requires_grad_(options.head.shape.trains_output or not name.startswith(("lm_head", "embed_tokens")))
-    data = _data(prepared, given.config)
-    unfold(given, data.sizes)
-    return given, data
-
-
-def _seeded(
-    prepared: Prepared, settings: TrainSettings, options: BlockOptions, given: Eagle3Head
-) -> tuple[DFlashHead, ScaledTexts]:
-    variants = [name for name in VARIANTS if getattr(given.config, name)]
-    if variants or given.config.hidden != prepared.parts.hidden:
-        reason = f"its {variants[0]} is set" if variants else "its width is not the target's"
-        raise ConfigurationError(f"a block head cannot start from this head: {reason}; leave out --from for a new one")
-    shape = given.config.changed(num_layers=options.head.shape.layers)
-    config = _block_config(shape, prepared, settings, options.new_markov_rank)
-    data = _data(prepared, config)
-    given.bind(prepared.parts)
-    unfold(given, data.sizes)
-    head = fresh_block_head(
-        config,
-        given.vocabulary,
-        prepared.parts,
-        trains_output=options.head.shape.trains_output,
-        seed=settings.seed,
-    )
-    seed_block(head, given)
-    return head, data
-
-
-def _new(
-    prepared: Prepared, settings: TrainSettings, options: BlockOptions, note: Callable[[str], None]
-) -> tuple[DFlashHead, ScaledTexts]:
-    vocabulary, share = answer_vocabulary(prepared, options.head.new_vocab)
-    note(f"draft vocabulary: {len(vocabulary):,} tokens, {100 * share:.2f} % of unseen answers")
-    stored = prepared.data.recipe.features
-    places = chosen_features(options.head.features, stored, prepared.parts.num_layers)
-    base = head_config(
-        prepared.config,
-        prepared.parts,
-        [stored[place] for place in places],
-        HeadShape(options.head.shape.layers, options.head.shape.intermediate),
-        draft_vocab=len(vocabulary),
-        depth=settings.depth,
-        name=prepared.loaded.name,
-    )
-    config = _block_config(base, prepared, settings, options.new_markov_rank)
-    head = fresh_block_head(
-        config, vocabulary, prepared.parts, trains_output=options.head.shape.trains_output, seed=settings.seed
-    )
-    return head, _data(prepared, config)
-
-
-def _data(prepared: Prepared, config: HeadConfig) -> ScaledTexts:
-    stored = prepared.data.recipe.features
-    return scaled(prepared, config, chosen_features(config.features, stored, prepared.parts.num_layers))
-
-
-def _block_config(base: HeadConfig, prepared: Prepared, settings: TrainSettings, markov_rank: int) -> HeadConfig:
+        variants = [name for name in VARIANTS if getattr(given.config, name)]
+        if variants or given.config.hidden != parts.hidden:
+            reason = f"its {variants[0]} is set" if variants else "its width is not the target's"
+            raise ConfigurationError(
+                f"a block head cannot start from this head: {reason}; leave out --from for a new one"
+            )
+        base, vocabulary = given.config.changed(num_layers=options.shape.layers), given.vocabulary
     counts = prepared.data.counts(answers_only=False)
-    return base.changed(
+    config = base.changed(
         kind=DSPARK,
         depth=settings.depth,
         qk_norm=True,
@@ -196,18 +99,40 @@ def _block_config(base: HeadConfig, prepared: Prepared, settings: TrainSettings,
         block_size=settings.depth,
         # a token that texts do not use stands for what is to be predicted
         mask_token_id=int((counts == counts.min()).nonzero()[-1]),
-        markov_rank=markov_rank,
+        markov_rank=MARKOV_RANK if markov_rank is None else markov_rank,
         anchor_predicts=True,
     )
+    data = scaled(prepared, config)
+    head = fresh_block_head(config, vocabulary, parts, trains_output=options.shape.trains_output, seed=settings.seed)
+    if given is not None:
+        given.bind(parts)
+        unfold(given, data.sizes)
+        seed_block(head, given)
+        note(f"the first layer begins with the weights of '{start}'")
+    return placed(head, prepared), data
+
+
+def _require_block(given: Head, start: Path | None, settings: TrainSettings, markov_rank: int | None) -> DFlashHead:
+    """Return the block head that is to be continued."""
+    if not isinstance(given, DFlashHead) or given.config.kind != DSPARK:
+        raise ConfigurationError(
+            f"'{start}' has a head of kind '{given.config.kind}': a block head starts from one of kind '{DSPARK}' or "
+            f"'{EAGLE3}'"
+        )
+    if given.num_levels != settings.depth:
+        raise ConfigurationError(
+            f"'{start}' drafts {given.num_levels} tokens in a pass, and depth is {settings.depth}: give --depth "
+            f"{given.num_levels}"
+        )
+    if markov_rank not in (None, given.config.markov_rank):
+        raise ConfigurationError(
+            f"'{start}' has a bias of rank {given.config.markov_rank}: leave out markov_rank, which is {markov_rank}"
+        )
+    return given
 
 
 def fresh_block_head(
-    config: HeadConfig,
-    vocabulary: DraftVocabulary,
-    parts: TargetParts,
-    *,
-    trains_output: bool,
-    seed: int,
+    config: HeadConfig, vocabulary: DraftVocabulary, parts: TargetParts, *, trains_output: bool, seed: int
 ) -> DFlashHead:
     """Return a new block head, bound to its target; as `fresh_head`, with other sizes of outputs and gain."""
     head = DFlashHead(config, vocabulary)
@@ -264,7 +189,7 @@ class AnchorAttention:
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
         self._context: dict[int, tuple[Tensor, Tensor]] = {}
-        start = batch.chain_rows.padded(batch.rows.places[batch.chains] % batch.rows.longest)
+        start = batch.chain_rows.padded(batch.rows.columns[batch.chains])
         self._distance = start[..., None] - torch.arange(batch.rows.longest, device=start.device)
         """Number of rows from a context row to a chain's anchor, shape (texts, chains, rows)."""
 
@@ -314,49 +239,49 @@ class AnchorAttention:
 
 
 class BlockTrainee(TextTrainee):
-    """Block head in training.
-
-    Args:
-        head: the head, bound to the target's parts, on its device.
-    """
-
-    def __init__(self, head: BlockHead, *arguments: object) -> None:
-        super().__init__(head, head.vocabulary, *arguments)  # type: ignore[arg-type]
-        self.head = head
+    """Block head in training; `module` is bound to the target's parts."""
 
     def states_of(self, batch: Batch, levels: int) -> Iterator[Tensor]:
         """Yield the states of each level; all are from one pass."""
-        counts = torch.bincount(batch.rows.places // batch.rows.longest, minlength=batch.rows.num_texts)
+        counts = torch.bincount(batch.rows.texts, minlength=batch.rows.num_texts)
         rows = AnchoredRows(batch.features, batch.tokens, batch.positions, counts.tolist(), batch.chains.tolist())
-        states = self.head.run(rows, AnchorAttention(batch))
-        for level in range(min(levels, self.head.num_levels)):
-            yield states[:, self.head.first_slot + level]
+        states = self.module.run(rows, AnchorAttention(batch))
+        for level in range(min(levels, self.module.num_levels)):
+            yield states[:, self.module.first_slot + level]
 
     def logits_of(self, batch: Batch, level: int, chains: Tensor, states: Tensor) -> Tensor:
-        found = self.head.logits(states)
-        if not self.head.has_bias:
-            return found
-        tokens = batch.tokens[batch.step_rows(level)[0][chains]]
-        return found + self.head.follow(None, tokens, states)[0]
+        logits: Tensor = self.module.logits(states)
+        if self.module.has_bias:
+            logits = logits + self.module.follow(None, batch.tokens[batch.step_rows(level)[0][chains]], states)[0]
+        return logits
 
 
 def train_block(
     job: TrainingJob,
     settings: TrainSettings,
-    options: BlockOptions,
+    options: HeadOptions,
     *,
+    markov_rank: int | None = None,
     report: Callable[[Progress], None] = lambda progress: None,
     note: Callable[[str], None] = lambda text: None,
-) -> HeadResult:
-    """Train a block head and write its folder; blocks have as many tokens as drafts of evaluations have levels."""
+) -> TrainingResult:
+    """Train a block head and write its folder; blocks have as many tokens as drafts of evaluations have levels.
+
+    Args:
+        options: `start` is a block head to continue, or a head of kind `eagle3` whose weights the first layer of a new
+            block head begins with.
+        markov_rank: rank of the bias by the token before; 0 for none. If None, that of the block head to continue, and
+            64 for a new one.
+    """
+    if markov_rank is not None and markov_rank < 0:
+        raise ConfigurationError(f"markov_rank is {markov_rank}: it must not be negative")
     if settings.levels != settings.depth:
         raise ConfigurationError(
             f"levels is {settings.levels} and depth is {settings.depth}: a block has all its levels in one pass, so "
             "set both to its length"
         )
     prepared = prepare(job)
-    head, data = start_block(prepared, settings, options, note)
+    head, data = start_block(prepared, settings, options, markov_rank, note)
     trainee = BlockTrainee(head, prepared.parts, data, prepared.seen, prepared.unseen, settings)
-    state = run_training(prepared, settings, trainee, report, note)
-    earlier = earlier_runs(options.head.start)
-    return finish_head(prepared, settings, trainee, data.sizes, state, "DSpark block head", earlier)
+    earlier = earlier_runs(options.start)
+    return finish_head(prepared, settings, trainee, data.sizes, "DSpark block head", earlier, report=report, note=note)

@@ -9,9 +9,9 @@ Source: SpecInfer, arXiv 2305.09781, which drops whole prompts; weights per toke
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,16 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.files import read_json
+from draftree.core.files import read_json, write_json
 from draftree.train.batches import Batch
 from draftree.train.evaluate import CANDIDATES, judge
-from draftree.train.finishing import RECIPE, write
-from draftree.train.head import HeadOptions, HeadResult, start, train_head
+from draftree.train.finishing import RECIPE, TrainingResult
+from draftree.train.head import HeadOptions, start, train_head
 from draftree.train.head_trainee import HeadTrainee
 from draftree.train.loop import Progress
 from draftree.train.losses import MOST_TOKENS, condensed, coupled_acceptance
 from draftree.train.preparing import Prepared, TrainingJob, prepare
 from draftree.train.settings import TrainSettings
-
-__all__ = ["Boosting", "UnionCounts", "train_boosted"]
 
 CHUNK_ROWS = 512
 
@@ -60,27 +58,21 @@ class Boosting:
             raise ConfigurationError(f"floor is {self.floor}: it must be from 0 to 1")
 
 
-class MissWeights:
-    """Weights of predictions by the misses of earlier heads."""
-
-    def __init__(self, earlier: Sequence[HeadTrainee], boosting: Boosting) -> None:
-        self._earlier, self._boosting = earlier, boosting
-
-    @torch.no_grad()
-    def __call__(self, batch: Batch, numbers: Sequence[int]) -> Tensor:
-        """Return the weights of the chains' first predictions, with mean 1, shape (chains,)."""
-        weights = torch.ones(batch.num_chains, device=batch.chains.device)
-        for trainee in self._earlier:
-            own = trainee.batch(numbers)
-            teacher = trainee.teacher(own, numbers)
-            (states,) = trainee.states_of(own, 1)
-            for part in torch.arange(own.num_chains, device=weights.device).split(CHUNK_ROWS):
-                both = teacher.part(part).rows(trainee.head.logits(states[part]))
-                log_p, log_q = condensed(both.log_p, both.log_q, MOST_TOKENS)
-                accepted = coupled_acceptance(log_p, log_q, both.log_outside)
-                weights[part] *= (1 - accepted).clamp(0, 1).pow(self._boosting.strength).to(weights.dtype)
-        weights = weights.clamp_min(self._boosting.floor)
-        return weights / weights.mean()
+@torch.no_grad()
+def miss_weights(earlier: Sequence[HeadTrainee], boosting: Boosting, batch: Batch, numbers: Sequence[int]) -> Tensor:
+    """Return the weights of the chains' first predictions by the misses of earlier heads; mean 1, shape (chains,)."""
+    weights = torch.ones(batch.num_chains, device=batch.chains.device)
+    for trainee in earlier:
+        own = trainee.batch(numbers)
+        teacher = trainee.teacher(own, numbers)
+        (states,) = trainee.states_of(own, 1)
+        for part in torch.arange(own.num_chains, device=weights.device).split(CHUNK_ROWS):
+            rows = teacher.part(part).rows(trainee.module.logits(states[part]))
+            log_p, log_q = condensed(rows.log_p, rows.log_q, MOST_TOKENS)
+            accepted = coupled_acceptance(log_p, log_q, rows.log_outside)
+            weights[part] *= (1 - accepted).clamp(0, 1).pow(boosting.strength).to(weights.dtype)
+    weights = weights.clamp_min(boosting.floor)
+    return weights / weights.mean()
 
 
 class UnionCounts:
@@ -90,10 +82,8 @@ class UnionCounts:
     """
 
     def __init__(self, depth: int, num_heads: int) -> None:
-        self._depth = depth
-        names = {"first head": 1, f"first head, best {num_heads}": num_heads}
-        self._best = names
-        self._survived = {name: [0] * depth for name in (*names, "last head", f"best of {num_heads} heads")}
+        self._depth, self._num_heads = depth, num_heads
+        self._survived: dict[str, list[int]] = {}
         self._starts = 0
 
     def add(self, batch: Batch, ranks: Sequence[Sequence[Tensor]]) -> None:
@@ -104,25 +94,23 @@ class UnionCounts:
         """
         has_room = (batch.room >= self._depth).cpu()
         self._starts += int(has_room.sum())
-        hits: dict[str, list[Tensor]] = {
-            name: [(rank >= 0) & (rank < count) for rank in ranks[0]] for name, count in self._best.items()
-        }
-        union = [torch.stack([head[level] == 0 for head in ranks]).any(0) for level in range(self._depth)]
-        for name, levels in zip(
-            list(self._survived)[len(self._best) :], ([rank == 0 for rank in ranks[-1]], union), strict=True
-        ):
-            hits[name] = levels
-        for name, levels in hits.items():
-            alive = has_room.clone()
-            for level, hit in enumerate(levels):
+        count = self._num_heads
+        for name, hits in {
+            "first head": [rank == 0 for rank in ranks[0]],
+            f"first head, best {count}": [(rank >= 0) & (rank < count) for rank in ranks[0]],
+            "last head": [rank == 0 for rank in ranks[-1]],
+            f"best of {count} heads": [torch.stack(level).eq(0).any(0) for level in zip(*ranks, strict=True)],
+        }.items():
+            alive, survived = has_room.clone(), self._survived.setdefault(name, [0] * self._depth)
+            for level, hit in enumerate(hits):
                 alive &= hit.cpu()
-                self._survived[name][level] += int(alive.sum())
+                survived[level] += int(alive.sum())
 
     def facts(self) -> dict[str, Any]:
         """Return survival by level and tokens per round, as JSON values, by name."""
         starts = max(1, self._starts)
         return {
-            name: {"survival": [one / starts for one in counts], "acceptance_length": 1 + sum(counts) / starts}
+            name: {"survival": [count / starts for count in counts], "acceptance_length": 1 + sum(counts) / starts}
             for name, counts in self._survived.items()
         }
 
@@ -135,7 +123,7 @@ def train_boosted(
     *,
     report: Callable[[Progress], None] = lambda progress: None,
     note: Callable[[str], None] = lambda text: None,
-) -> tuple[HeadResult, dict[str, Any]]:
+) -> tuple[TrainingResult, dict[str, Any]]:
     """Train the next head and compare the union with the baseline.
 
     Returns:
@@ -144,8 +132,8 @@ def train_boosted(
     prepared = prepare(job)
     earlier = [trainee_of(prepared, settings, folder) for folder in boosting.earlier]
     if prepared.processes.count == 1:
-        for one in earlier:
-            one.keep_rows(prepared.data)
+        for trainee in earlier:
+            trainee.keep_rows(prepared.data)
     names = [str(folder) for folder in boosting.earlier]
     facts = {"boosting": {"earlier": names, "strength": boosting.strength, "floor": boosting.floor}}
     result = train_head(
@@ -154,7 +142,7 @@ def train_boosted(
         options,
         report=report,
         note=note,
-        token_weights=MissWeights(earlier, boosting),
+        token_weights=partial(miss_weights, earlier, boosting),
         prepared=prepared,
         kind="Boosted EAGLE-3 head",
         facts=facts,
@@ -163,7 +151,7 @@ def train_boosted(
         return result, {}
     union = union_of([*earlier, trainee_of(prepared, settings, job.output)], settings.depth)
     path = job.output / RECIPE
-    write(path, json.dumps(read_json(path) | {"union": union}, indent=1) + "\n")
+    write_json(path, read_json(path) | {"union": union}, indent=1)
     return result, union
 
 
@@ -187,4 +175,4 @@ def union_of(heads: Sequence[HeadTrainee], depth: int) -> dict[str, Any]:
                 batch = head.batch(chosen)
                 ranks.append([step.match for step in judge(batch, head.steps_of(batch, depth), head.vocabulary)])
             counts.setdefault(temperature, UnionCounts(depth, len(heads))).add(batch, ranks)
-    return {f"{temperature:g}": one.facts() for temperature, one in sorted(counts.items())}
+    return {f"{temperature:g}": union.facts() for temperature, union in sorted(counts.items())}

@@ -43,22 +43,3 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise TrainingError(f"{path} does not exist: there is no run to resume") from None
     except (OSError, SafetensorError, *MALFORMED) as error:
         raise TrainingError(f"{path} is not a checkpoint or is damaged ({error}): start a new run") from None
-
-
-def require_same_run(path: Path, stored: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Check that a checkpoint is of the same settings and texts.
-
-    Args:
-        stored: its facts: "settings", a digest, and "texts", the numbers of texts and of their tokens.
-    """
-    if stored.get("settings") != own["settings"]:
-        raise TrainingError(
-            f"{path} was made with other settings: resume with the same ones (only the limits may change), or start a "
-            "new run in another folder"
-        )
-    before, now = stored.get("texts", own["texts"]), own["texts"]
-    if before != now:
-        raise TrainingError(
-            f"{path} was made with {before[0]:,} texts of {before[1]:,} tokens, and this run has {now[0]:,} of "
-            f"{now[1]:,}: resume with the same data, or start a new run in another folder"
-        )

@@ -17,15 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from draftree.build import require_positive
 from draftree.core.errors import ConfigurationError
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.loading.resolve import resolve_model
 from draftree.text.retokenize import Lexicon, compare_vocabularies, lexicon_of, read_specials
 from draftree.text.tokenizer import Tokenizer
 from draftree.train.batches import Batch
-from draftree.train.evaluate import Evaluation
-from draftree.train.finishing import finish
-from draftree.train.head import HeadResult, run_training
+from draftree.train.finishing import TrainingResult, train
 from draftree.train.head_trainee import TextTrainee
 from draftree.train.loop import Progress
 from draftree.train.preparing import Prepared, TrainingJob, prepare
@@ -66,8 +65,8 @@ def spell_vocabulary(target: Lexicon, own: Lexicon, *, size: int) -> Spelling:
         elif token == target.bos_id and own.bos_id is not None:
             pieces[token] = (own.bos_id,)
         elif token in specials:
-            given = specials[token]
-            pieces[token] = tuple(own.read(given, begins=False)) if isinstance(given, bytes) else given
+            text = specials[token]
+            pieces[token] = tuple(own.read(text, begins=False)) if isinstance(text, bytes) else text
     if not shared:
         raise ConfigurationError(
             f"{own.name} and {target.name} have no token in common, so the first cannot start a student of the second: "
@@ -89,12 +88,12 @@ def transplant(model: Any, spelling: Spelling) -> None:
 def mean_rows(rows: Tensor, pieces: Sequence[tuple[int, ...]]) -> Tensor:
     """Return the mean of some rows for each token; the mean of all rows where there are none, shape (tokens, width)."""
     owners = torch.tensor([token for token, ids in enumerate(pieces) for _ in ids], dtype=torch.int64)
-    chosen = torch.tensor([one for ids in pieces for one in ids], dtype=torch.int64)
+    chosen = torch.tensor([token for ids in pieces for token in ids], dtype=torch.int64)
     counts = torch.tensor([len(ids) for ids in pieces])
-    found = rows.new_zeros(len(pieces), rows.shape[1]).index_add_(0, owners, rows[chosen])
-    found /= counts.clamp_min(1)[:, None]
-    found[counts == 0] = rows.mean(dim=0)
-    return found
+    means = rows.new_zeros(len(pieces), rows.shape[1]).index_add_(0, owners, rows[chosen])
+    means /= counts.clamp_min(1)[:, None]
+    means[counts == 0] = rows.mean(dim=0)
+    return means
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +117,7 @@ class StudentOptions:
     kept_layers: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("hidden", "layers", "heads", "intermediate", "kept_layers"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigurationError(f"{name} is {value}: it must be at least 1")
+        require_positive(self, "hidden", "layers", "heads", "intermediate", "kept_layers")
         if self.kept_layers is not None and self.start is None:
             raise ConfigurationError(
                 f"kept_layers is {self.kept_layers}, but no model is given to keep layers of: give --from, or --layers "
@@ -135,22 +131,24 @@ class StudentOptions:
 
 
 def new_student(
-    prepared: Prepared,
-    settings: TrainSettings,
-    options: StudentOptions,
-    *,
-    note: Callable[[str], None] = lambda text: None,
+    prepared: Prepared, settings: TrainSettings, options: StudentOptions, note: Callable[[str], None]
 ) -> Any:
     """Return the student before training, in the dtype of computation.
 
     Its context is the longest text that it is trained on, or that of the given model if it is longer: distances of
     rotary positions that were never trained on are not reliable. In longer texts, drafter `model` reads the last part.
     """
-    context = longest_text(prepared, settings.max_length)
+    context = max(len(prepared.data[number].tokens) for number in (*prepared.seen, *prepared.unseen))
+    if settings.max_length is not None:
+        context = min(context, settings.max_length)
     if options.start is None:
         student = fresh_student(prepared, settings.seed, options, context)
     else:
-        student = started_student(prepared, options.start, note)
+        from transformers import AutoModelForCausalLM
+
+        folder = resolve_model(options.start)
+        student = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
+        adopt_vocabulary(student, options.start, folder, prepared, note)
         if options.kept_layers is not None:
             keep_layers(student, options.kept_layers)
         context = extend_context(student, options.start, context)
@@ -170,12 +168,6 @@ def extend_context(student: Any, name: str, wanted: int) -> int:
         )
     student.config.max_position_embeddings = wanted
     return wanted
-
-
-def longest_text(prepared: Prepared, max_length: int | None) -> int:
-    """Return the number of tokens of the longest text of the data, after the cut to `max_length`."""
-    longest = max(len(prepared.data[number].tokens) for number in (*prepared.seen, *prepared.unseen))
-    return longest if max_length is None else min(longest, max_length)
 
 
 def fresh_student(prepared: Prepared, seed: int, options: StudentOptions, context: int) -> Any:
@@ -204,16 +196,6 @@ def fresh_student(prepared: Prepared, seed: int, options: StudentOptions, contex
 def special_ids(config: Any) -> dict[str, Any]:
     """Return the special tokens of a configuration."""
     return {name: getattr(config, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-
-
-def started_student(prepared: Prepared, start: str, note: Callable[[str], None]) -> Any:
-    """Return a given model with the target's vocabulary, in float32."""
-    from transformers import AutoModelForCausalLM
-
-    folder = resolve_model(start)
-    student: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
-    adopt_vocabulary(student, start, folder, prepared, note)
-    return student
 
 
 def adopt_vocabulary(student: Any, name: str, folder: Path, prepared: Prepared, note: Callable[[str], None]) -> None:
@@ -275,31 +257,21 @@ TOKENIZER_FILES = (
 class StudentTrainee(TextTrainee):
     """A transformers model in training; its logits after a token do not depend on the level."""
 
-    def __init__(self, student: Any, *arguments: Any, **more: Any) -> None:
-        super().__init__(student, *arguments, **more)
-        self._student = student
-
     def states_of(self, batch: Batch, levels: int) -> Iterator[Tensor]:
         """Yield the states after each chain's token and, for later levels, after the tokens that follow it."""
-        states = self._states(batch)
-        yield states
-        for level in range(1, levels):
-            yield states[batch.step_chains(level)]
-
-    def _states(self, batch: Batch) -> Tensor:
         rows = batch.rows
         tokens = torch.zeros(rows.num_texts, rows.longest + 1, dtype=torch.int64, device=batch.tokens.device)
         tokens[:, 0] = torch.stack([text.tokens[0] for text in batch.texts])
         tokens[:, 1:] = rows.padded(batch.tokens)
         # padding is at the end, where causal rows of the text do not look
-        hidden = self._student.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
-        places = rows.places[batch.chains]
-        found: Tensor = hidden.flatten(0, 1)[places + places // rows.longest + 1]
-        return found
+        hidden = self.module.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
+        states = hidden[rows.texts[batch.chains], rows.columns[batch.chains] + 1]
+        for level in range(levels):
+            yield states[batch.step_chains(level)] if level else states
 
     def logits_of(self, batch: Batch, level: int, chains: Tensor, states: Tensor) -> Tensor:
-        found: Tensor = self._student.get_output_embeddings()(states).float()
-        return found
+        logits: Tensor = self.module.get_output_embeddings()(states).float()
+        return logits
 
 
 def train_student(
@@ -309,7 +281,7 @@ def train_student(
     *,
     report: Callable[[Progress], None] = lambda progress: None,
     note: Callable[[str], None] = lambda text: None,
-) -> HeadResult:
+) -> TrainingResult:
     """Train a student and write its folder, a plain transformers folder with the target's tokenizer.
 
     Args:
@@ -321,30 +293,17 @@ def train_student(
     student = new_student(prepared, settings, options, note=note)
     vocabulary = DraftVocabulary.full(prepared.parts.vocab_size).to(prepared.processes.device)
     trainee = StudentTrainee(
-        student, vocabulary, prepared.parts, prepared.data, prepared.seen, prepared.unseen, settings
+        student, prepared.parts, prepared.data, prepared.seen, prepared.unseen, settings, vocabulary=vocabulary
     )
-    state = run_training(prepared, settings, trainee, report, note)
-    if prepared.processes.index:
-        return HeadResult(job.output, Evaluation(), ())
-    evaluation = trainee.evaluate(None)
-    student.to(prepared.loaded.model.dtype).save_pretrained(job.output)
-    copy_tokenizer(prepared, job.output)
-    notes = finish(
-        prepared,
-        settings,
-        state,
-        evaluation,
-        kind="Distilled drafter",
-        usage=f"model:{job.output}",
-        more={"student": {"start": options.start, "config": student.config.to_diff_dict()}},
-    )
-    return HeadResult(job.output, evaluation, tuple(notes))
 
+    def write() -> dict[str, Any]:
+        student.to(prepared.loaded.model.dtype).save_pretrained(job.output)
+        folder = prepared.loaded.folder
+        assert folder is not None, "checked when its configuration was read"
+        for name in TOKENIZER_FILES:
+            if (folder / name).is_file() and not (job.output / name).exists():
+                shutil.copyfile(folder / name, job.output / name)
+        return {"student": {"start": options.start, "config": student.config.to_diff_dict()}}
 
-def copy_tokenizer(prepared: Prepared, output: Path) -> None:
-    """Copy the tokenizer's files of the target."""
-    folder = prepared.loaded.folder
-    assert folder is not None, "checked when its configuration was read"
-    for name in TOKENIZER_FILES:
-        if (folder / name).is_file() and not (output / name).exists():
-            shutil.copyfile(folder / name, output / name)
+    usage = f"model:{job.output}"
+    return train(prepared, settings, trainee, write, kind="Distilled drafter", usage=usage, report=report, note=note)

@@ -1,4 +1,4 @@
-"""Acceptance of a drafter on texts that training has not seen: by depth, for greedy and sampled texts, by category.
+"""Acceptance of a drafter on texts that training has not seen: by depth, for greedy and sampled texts.
 
 The texts are those that the target wrote, so its picks are known. Drafts start at every token of an answer and read
 the text's own tokens. Counts over the drafts that decoding would make (`walk`) are those of the engine with drafts of
@@ -7,6 +7,7 @@ a fixed length; counts over all starts have a smaller deviation.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +19,6 @@ from draftree.core.noise import Noise, gumbel
 from draftree.heads.calibration import MOST_SURE, Calibration
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.train.batches import Batch
-from draftree.train.checkpoints import TrainingError
 
 CANDIDATES = 4
 """Number of best tokens that are compared."""
@@ -50,27 +50,21 @@ def judge(batch: Batch, steps: Iterable[StepLogits], vocabulary: DraftVocabulary
     """Yield the best tokens of every step, ranked with the noise with which the target wrote the text."""
     device = batch.tokens.device
     ids = vocabulary.ids.to(device)
-    owner = torch.cat([torch.full((int(count),), text) for text, count in enumerate(_chain_counts(batch))])
-    temperatures = torch.tensor([text.temperature for text in batch.texts])[owner].to(device)
-    noises = [Noise(text.seed) for text in batch.texts]
+    texts = batch.chain_rows.texts
+    temperatures = torch.tensor([text.temperature for text in batch.texts], device=device)[texts]
+    noises = [Noise(batch.texts[text].seed) for text in texts.tolist()]
     for step, logits_of in enumerate(steps):
-        picks = batch.picks[batch.step_chains(step)]
         positions = (batch.positions[batch.chains] + step + 1).tolist()
-        keys = [noises[text].keys(position) for text, position in zip(owner.tolist(), positions, strict=True)]
+        keys = [noise.keys(position) for noise, position in zip(noises, positions, strict=True)]
         parts = [
             _best(logits_of(part), temperatures[part], [keys[row] for row in part.tolist()], ids)
             for part in torch.arange(batch.num_chains, device=device).split(CHUNK_ROWS)
         ]
         chosen, log_shares = (torch.cat(values) for values in zip(*parts, strict=True))
-        places = vocabulary.places(picks)
+        places = vocabulary.places(batch.picks[batch.step_chains(step)])
         equal = chosen == places[:, None]
         match = torch.where(equal.any(-1), equal.int().argmax(-1), -1)
         yield JudgedStep(batch.room > step, match, log_shares, places >= 0)
-
-
-def _chain_counts(batch: Batch) -> Tensor:
-    texts = batch.chain_rows.places // batch.chain_rows.longest
-    return torch.bincount(texts, minlength=batch.chain_rows.num_texts).cpu()
 
 
 def _best(logits: Tensor, temperatures: Tensor, keys: Sequence[tuple[int, int]], ids: Tensor) -> tuple[Tensor, ...]:
@@ -93,19 +87,15 @@ class DepthCounts:
     """
 
     depth: int
-    runs: list[int] = field(default_factory=list)
+    runs: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.runs = self.runs or [0] * (self.depth + 1)
+        self.runs = [0] * (self.depth + 1)
 
-    def add(self, runs: Sequence[int]) -> None:
+    def add(self, runs: Iterable[int]) -> None:
         """Count drafts with these numbers of accepted tokens."""
         for run in runs:
             self.runs[run] += 1
-
-    def merge(self, other: DepthCounts) -> None:
-        """Add the counts of other drafts of the same length."""
-        self.runs = [mine + theirs for mine, theirs in zip(self.runs, other.runs, strict=True)]
 
     @property
     def drafts(self) -> int:
@@ -119,25 +109,22 @@ class DepthCounts:
     @property
     def conditional(self) -> list[float]:
         """Acceptance at each depth of the drafts that reached it; 0 if none did."""
-        return [sum(self.runs[depth + 1 :]) / reached if reached else 0.0 for depth, reached in enumerate(self.reached)]
+        return [sum(self.runs[depth + 1 :]) / max(1, reached) for depth, reached in enumerate(self.reached)]
 
     @property
     def survival(self) -> list[float]:
         """Share of all drafts that were accepted up to each depth; 0 without drafts."""
-        return [sum(self.runs[depth + 1 :]) / self.drafts if self.drafts else 0.0 for depth in range(self.depth)]
+        return [sum(self.runs[depth + 1 :]) / max(1, self.drafts) for depth in range(self.depth)]
 
     @property
     def acceptance_length(self) -> float:
         """Tokens written per round: mean accepted tokens and the target's own; 1 without drafts."""
         return 1 + sum(run * count for run, count in enumerate(self.runs)) / max(1, self.drafts)
 
-    def check(self) -> None:
-        """Check that survival adds up to the acceptance length."""
-        if abs(sum(self.survival) - (self.acceptance_length - 1)) > 1e-9:
-            raise TrainingError(
-                f"survival by depth adds up to {sum(self.survival)}, and acceptance length minus 1 is "
-                f"{self.acceptance_length - 1}: they must be equal"
-            )
+    def facts(self) -> dict[str, Any]:
+        """Return the rates as JSON values."""
+        names = ("drafts", "acceptance_length", "conditional", "reached", "survival")
+        return {name: getattr(self, name) for name in names}
 
 
 def runs_of(matches: Sequence[Sequence[bool]]) -> list[int]:
@@ -158,42 +145,51 @@ def walk(runs: Sequence[int]) -> list[int]:
     return places
 
 
-ALL = "all"
-"""Key of the counts over all categories."""
-
-
 @dataclass(slots=True)
 class ModeCounts:
     """Counts over texts of one temperature.
 
     Attributes:
         starts: drafts from every token of an answer that has room for one.
-        rounds: by category, the drafts that decoding would make; those with `ALL` are of all texts.
+        rounds: the drafts that decoding would make.
         hits: number of first tokens of drafts at each rank, from 0; the best `CANDIDATES` ranks.
         first: number of first tokens of drafts.
         covered: number of target's picks that the draft vocabulary has, of `first`.
         texts: number of texts.
     """
 
-    depth: int
-    starts: DepthCounts = field(init=False)
-    rounds: dict[str, DepthCounts] = field(default_factory=dict)
+    starts: DepthCounts
+    rounds: DepthCounts
     hits: list[int] = field(default_factory=lambda: [0] * CANDIDATES)
     first: int = 0
     covered: int = 0
     texts: int = 0
 
-    def __post_init__(self) -> None:
-        self.starts = DepthCounts(self.depth)
+    def add(self, matches: Tensor, first: JudgedStep, chains: slice) -> None:
+        """Add the drafts of one text. Drafts near its end have less room and are not counted.
+
+        Args:
+            matches: whether each level of each draft is the target's pick, shape (chains, levels).
+            first: the first step of its batch, of which these `chains` are the text's.
+        """
+        count = len(matches)
+        self.texts += 1
+        self.first += count
+        self.covered += int(first.is_covered[chains].sum())
+        for rank in range(CANDIDATES):
+            self.hits[rank] += int((first.match[chains] == rank).sum())
+        runs = [min(run, count - place) for place, run in enumerate(runs_of(matches.tolist()))]
+        has_room = max(0, count - self.starts.depth + 1)
+        self.starts.add(runs[:has_room])
+        # the first round of decoding reads the prompt, so that drafts start after the first token of the answer
+        self.rounds.add(runs[place + 1] for place in walk(runs[1:]) if place + 1 < has_room)
 
     def facts(self) -> dict[str, Any]:
-        """Return the rates as JSON values, after the check of survival against the acceptance length."""
-        for counts in (self.starts, *self.rounds.values()):
-            counts.check()
+        """Return the rates as JSON values."""
         return {
             "texts": self.texts,
-            "starts": _facts(self.starts),
-            "rounds": {category: _facts(counts) for category, counts in sorted(self.rounds.items())},
+            "starts": self.starts.facts(),
+            "rounds": {"all": self.rounds.facts()},
             "coverage": self.covered / max(1, self.first),
             "top": {str(k): sum(self.hits[:k]) / max(1, self.first) for k in (1, 2, CANDIDATES)},
         }
@@ -222,8 +218,8 @@ class Evaluation:
 
 @torch.no_grad()
 def evaluate(
-    batches: Iterable[tuple[Batch, Sequence[str]]],
-    steps_of: Callable[[Batch, int], Iterator[StepLogits]],
+    batches: Iterable[Batch],
+    steps_of: Callable[[Batch, int], Iterable[StepLogits]],
     vocabulary: DraftVocabulary,
     depth: int,
     *,
@@ -232,62 +228,34 @@ def evaluate(
     """Return the acceptance of a drafter.
 
     Args:
-        batches: batches, and the category of each of their texts; empty for none.
         steps_of: logits of all steps of a batch for a number of levels.
+        watch: called with the judged steps of each batch.
     """
-    found = Evaluation()
-    for batch, categories in batches:
+    modes: dict[float, ModeCounts] = {}
+    for batch in batches:
         judged = list(judge(batch, steps_of(batch, depth), vocabulary))
         if watch is not None:
             watch(batch, judged)
         matches = torch.stack([step.match == 0 for step in judged], dim=-1)
         start = 0
-        for text, category in zip(batch.texts, categories, strict=True):
+        for text in batch.texts:
             stop = start + int(batch.room[start])
-            mode = found.modes.setdefault(text.temperature, ModeCounts(depth))
-            _count(mode, category, matches[start:stop], judged[0], slice(start, stop))
+            mode = modes.setdefault(text.temperature, ModeCounts(DepthCounts(depth), DepthCounts(depth)))
+            mode.add(matches[start:stop], judged[0], slice(start, stop))
             start = stop
-    return found
-
-
-def _count(mode: ModeCounts, category: str, matches: Tensor, first: JudgedStep, chains: slice) -> None:
-    """Add the drafts of one text. Drafts near its end have less room and are not counted."""
-    count = len(matches)
-    mode.texts += 1
-    mode.first += count
-    mode.covered += int(first.is_covered[chains].sum())
-    for rank in range(CANDIDATES):
-        mode.hits[rank] += int((first.match[chains] == rank).sum())
-    runs = [min(run, count - place) for place, run in enumerate(runs_of(matches.tolist()))]
-    has_room = max(0, count - mode.depth + 1)
-    mode.starts.add(runs[:has_room])
-    # the first round of decoding reads the prompt, so that drafts start after the first token of the answer
-    visited = [1 + place for place in walk(runs[1:])]
-    for name in (ALL, category) if category else (ALL,):
-        mode.rounds.setdefault(name, DepthCounts(mode.depth)).add(
-            [runs[place] for place in visited if place < has_room]
-        )
-
-
-def _facts(counts: DepthCounts) -> dict[str, Any]:
-    return {
-        "drafts": counts.drafts,
-        "acceptance_length": counts.acceptance_length,
-        "conditional": counts.conditional,
-        "reached": counts.reached,
-        "survival": counts.survival,
-    }
+    return Evaluation(modes)
 
 
 def table(facts: Mapping[str, Any]) -> list[str]:
     """Return lines of a table in Markdown: conditional acceptance and survival by depth for each temperature."""
     lines = ["| temperature | texts | depth | reached | accepted | survival |", "| --- | --- | --- | --- | --- | --- |"]
     for temperature, mode in facts.items():
-        rounds = mode["rounds"][ALL]
-        for depth, (reached, rate, survival) in enumerate(
-            zip(rounds["reached"], rounds["conditional"], rounds["survival"], strict=True)
-        ):
-            lines.append(f"| {temperature} | {mode['texts']} | {depth + 1} | {reached} | {rate:.3f} | {survival:.3f} |")
+        rounds = mode["rounds"]["all"]
+        levels = zip(rounds["reached"], rounds["conditional"], rounds["survival"], strict=True)
+        lines += [
+            f"| {temperature} | {mode['texts']} | {depth} | {reached} | {rate:.3f} | {survival:.3f} |"
+            for depth, (reached, rate, survival) in enumerate(levels, 1)
+        ]
     return lines
 
 
@@ -303,54 +271,46 @@ BINS = 10
 PRIOR = 10.0
 """Weight of the identity, in samples."""
 STEPS = 50
-
-
-@dataclass(slots=True)
-class _Level:
-    """Samples of one level: logits of shares, and whether they matched; those that fit and those that measure."""
-
-    shares: tuple[list[Tensor], list[Tensor]] = field(default_factory=lambda: ([], []))
-    matches: tuple[list[Tensor], list[Tensor]] = field(default_factory=lambda: ([], []))
-
-    def samples(self, side: int) -> tuple[Tensor, Tensor]:
-        if not self.shares[side]:
-            return torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
-        return torch.cat(self.shares[side]).double(), torch.cat(self.matches[side]).double()
+FITS, MEASURES = 0, 1
 
 
 class ConfidenceFit:
     """Samples of judged drafts, and the fit. `add` is the `watch` of an evaluation."""
 
     def __init__(self, depth: int) -> None:
-        self._levels = [[_Level() for _ in range(depth)] for _ in range(2)]
-        self._num_texts = 0
+        self._depth, self._num_texts = depth, 0
+        self._samples: dict[tuple[bool, int, int], list[Tensor]] = defaultdict(list)
+        """Logits of shares beside whether they matched, shape (2, samples), by kind of text, level and use."""
 
     def add(self, batch: Batch, judged: list[JudgedStep]) -> None:
-        layout = batch.chain_rows
-        text = (layout.places // layout.longest).cpu() + self._num_texts
-        sampled = torch.tensor([one.temperature > 0 for one in batch.texts])[text - self._num_texts]
-        self._num_texts += layout.num_texts
+        owners = batch.chain_rows.texts.cpu()
+        is_sampled = torch.tensor([text.temperature > 0 for text in batch.texts])[owners]
+        is_measured = (owners + self._num_texts) % 2 == MEASURES
+        self._num_texts += len(batch.texts)
         is_reached = torch.ones(batch.num_chains, dtype=torch.bool)
         for level, step in enumerate(judged):
             is_reached &= step.has_room.cpu()
-            share = step.log_shares.cpu().double().exp().clamp(MOST_SURE, 1 - MOST_SURE)
-            matches = step.match.cpu()[:, None] == torch.arange(share.shape[1])
-            for kind in range(2):
-                for side in range(2):
-                    chosen = is_reached & (sampled == bool(kind)) & (text % 2 == side)
-                    self._levels[kind][level].shares[side].append(share[chosen].logit().flatten())
-                    self._levels[kind][level].matches[side].append(matches[chosen].flatten())
+            shares = step.log_shares.cpu().double().exp().clamp(MOST_SURE, 1 - MOST_SURE).logit()
+            matches = step.match.cpu()[:, None] == torch.arange(shares.shape[1])
+            samples = torch.stack((shares, matches.double()))
+            for kind in (False, True):
+                for use in (FITS, MEASURES):
+                    chosen = is_reached & (is_sampled == kind) & (is_measured == use)
+                    self._samples[kind, level, use].append(samples[:, chosen].flatten(1))
             is_reached &= step.match.cpu() == 0
 
-    def fit(self) -> Calibration:
-        greedy, sampled = (self._pairs(levels) for levels in self._levels)
-        return Calibration(greedy, sampled)
+    def _level(self, is_sampled: bool, level: int, use: int) -> tuple[Tensor, Tensor]:
+        empty = torch.zeros(2, 0, dtype=torch.float64)
+        shares, matches = torch.cat([empty, *self._samples[is_sampled, level, use]], dim=1)
+        return shares, matches
 
-    @staticmethod
-    def _pairs(levels: list[_Level]) -> tuple[tuple[float, float], ...]:
+    def fit(self) -> Calibration:
+        return Calibration(self._pairs(False), self._pairs(True))
+
+    def _pairs(self, is_sampled: bool) -> tuple[tuple[float, float], ...]:
         pairs: list[tuple[float, float]] = []
-        for level in levels:
-            shares, matches = level.samples(0)
+        for level in range(self._depth):
+            shares, matches = self._level(is_sampled, level, FITS)
             if len(shares) < LEAST_SAMPLES:
                 pairs.append(pairs[-1] if pairs else (1.0, 0.0))
             else:
@@ -359,19 +319,15 @@ class ConfidenceFit:
 
     def report(self, calibration: Calibration) -> dict[str, Any]:
         """Return the expected calibration error of raw and mapped scores on the other texts, as JSON values."""
-        found: dict[str, Any] = {}
-        for name, levels, pairs in (
-            ("greedy", self._levels[0], calibration.greedy),
-            ("sampled", self._levels[1], calibration.sampled),
-        ):
-            found[name] = []
-            for level, (slope, offset) in zip(levels, pairs, strict=True):
-                shares, matches = level.samples(1)
+        report: dict[str, Any] = {"greedy": [], "sampled": []}
+        for (name, rows), pairs in zip(report.items(), (calibration.greedy, calibration.sampled), strict=True):
+            for level, (slope, offset) in enumerate(pairs):
+                shares, matches = self._level(name == "sampled", level, MEASURES)
                 if len(shares):
-                    raw, mapped = shares.sigmoid(), (slope * shares + offset).sigmoid()
-                    errors = {"raw": calibration_error(raw, matches), "mapped": calibration_error(mapped, matches)}
-                    found[name].append({"samples": len(shares)} | errors)
-        return found
+                    raw = calibration_error(shares.sigmoid(), matches)
+                    mapped = calibration_error((slope * shares + offset).sigmoid(), matches)
+                    rows.append({"samples": len(shares), "raw": raw, "mapped": mapped})
+        return report
 
 
 def _logistic(shares: Tensor, matches: Tensor) -> tuple[float, float]:
@@ -380,9 +336,9 @@ def _logistic(shares: Tensor, matches: Tensor) -> tuple[float, float]:
     prior = torch.tensor([1.0, 0.0], dtype=torch.float64)
     weights = prior.clone()
     for _ in range(STEPS):
-        found = (inputs @ weights).sigmoid()
-        slope = inputs.T @ (found - matches) + PRIOR * (weights - prior)
-        curve = (inputs * (found * (1 - found))[:, None]).T @ inputs + PRIOR * torch.eye(2, dtype=torch.float64)
+        rates = (inputs @ weights).sigmoid()
+        slope = inputs.T @ (rates - matches) + PRIOR * (weights - prior)
+        curve = (inputs * (rates * (1 - rates))[:, None]).T @ inputs + PRIOR * torch.eye(2, dtype=torch.float64)
         step = torch.linalg.solve(curve, slope)
         weights = weights - step * min(1.0, 2.0 / float(step.norm().clamp_min(1e-12)))
     return max(LEAST_SLOPE, float(weights[0])), float(weights[1])
@@ -395,9 +351,9 @@ def calibration_error(probabilities: Tensor, matches: Tensor) -> float:
         probabilities: estimates from 0 to 1, shape (samples,).
         matches: 1 for a match and 0 otherwise, shape (samples,).
     """
-    order = probabilities.argsort()
-    total = 0.0
-    for part in order.tensor_split(BINS):
-        if len(part):
-            total += abs(float(probabilities[part].mean() - matches[part].mean())) * len(part)
-    return total / max(1, len(order))
+    distances = (
+        abs(float(probabilities[part].mean() - matches[part].mean())) * len(part)
+        for part in probabilities.argsort().tensor_split(BINS)
+        if len(part)
+    )
+    return sum(distances) / max(1, len(probabilities))

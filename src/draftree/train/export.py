@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from draftree.core.errors import ConfigurationError, ModelLoadError
-from draftree.core.files import JsonError, read_json
+from draftree.core.files import JsonError, read_json, write_json, write_whole
 from draftree.heads.base import Head, TargetParts
 from draftree.heads.calibration import CONFIDENCE
 from draftree.heads.folders import is_head, packed, read_head
@@ -21,9 +20,8 @@ from draftree.heads.shipped import MANIFEST, MAX_BYTES, config_facts, manifest_j
 from draftree.heads.vocabulary import EMBEDDING, OUTPUT, maps_of
 from draftree.heads.writers import SGLANG, SPECULATORS, ExportTarget, export_for_sglang, export_for_vllm, require_empty
 from draftree.loading.load import load_model
-from draftree.loading.loaded import LoadedModel
 from draftree.loading.resolve import resolve_model
-from draftree.train.finishing import CARD, RECIPE, card, write
+from draftree.train.finishing import CARD, RECIPE, card
 from draftree.weights.catalogue import CATALOGUE
 
 MODEL_TOKENS = 4
@@ -63,16 +61,12 @@ def export_target(name: str, served_as: str | None = None) -> ExportTarget:
 
 def is_whole_model(folder: Path) -> bool:
     """Return whether the folder is that of a model of transformers, and not of a head."""
-    names = _architectures(folder)
-    return bool(names) and all(name.endswith("ForCausalLM") for name in names) and not is_head(folder)
-
-
-def _architectures(folder: Path) -> list[str]:
     try:
-        found = read_json(folder / "config.json").get("architectures")
+        names = read_json(folder / "config.json").get("architectures")
     except (FileNotFoundError, JsonError):
-        return []
-    return [str(name) for name in found] if isinstance(found, list) else []
+        return False
+    is_model = isinstance(names, list) and names and all(str(name).endswith("ForCausalLM") for name in names)
+    return bool(is_model) and not is_head(folder)
 
 
 def _export_model(folder: Path, *, to: str, target: str, output: Path) -> list[str]:
@@ -80,8 +74,8 @@ def _export_model(folder: Path, *, to: str, target: str, output: Path) -> list[s
     require_empty(output)
     shutil.copytree(folder, output, dirs_exist_ok=True, ignore=shutil.ignore_patterns("draftree.json"))
     if to == SPECULATORS:
-        asked = {"method": "draft_model", "model": str(output), "num_speculative_tokens": MODEL_TOKENS}
-        return [f"vllm serve {target} --speculative-config '{json.dumps(asked)}'"]
+        config = {"method": "draft_model", "model": str(output), "num_speculative_tokens": MODEL_TOKENS}
+        return [f"vllm serve {target} --speculative-config '{json.dumps(config)}'"]
     return [
         f"python -m sglang.launch_server --model-path {target} --speculative-algorithm STANDALONE "
         f"--speculative-draft-model-path {output} --speculative-num-steps {MODEL_TOKENS} "
@@ -92,8 +86,6 @@ def _export_model(folder: Path, *, to: str, target: str, output: Path) -> list[s
 # The folder of a head as this package ships it: small, with a manifest that names the target, recipe and model card.
 #
 # What equals the target's own rows (embedding, output head) is not stored. Matrices can be stored in 8 bits.
-
-NAME = "package"
 
 
 def ship_head(
@@ -112,29 +104,59 @@ def ship_head(
         licence: of the head's weights; None for that of the target in the catalogue.
         int8: whether matrices are stored in 8 bits, with a scale for each row.
     """
-    licence = _licence(licence, target)
-    _require_empty(output)
-    recipe = _recipe(folder)
+    if licence is None:
+        if target not in CATALOGUE:
+            raise ConfigurationError(f"the licence of '{target}' is not known: give that of the head with --licence")
+        licence = CATALOGUE[target].licence
+    require_empty(output)
+    try:
+        recipe = read_json(folder / RECIPE)
+    except (FileNotFoundError, JsonError) as error:
+        raise ConfigurationError(
+            f"'{folder}' has no readable '{RECIPE}' ({error}): give the folder that 'draftree train head' wrote"
+        ) from error
     head = read_head(folder, dtype=torch.bfloat16)
     loaded = load_model(target, dtype="bfloat16", device="cpu", kernels="torch")
-    _require_target(recipe, loaded, folder)
+    if recipe.get("fingerprint") != loaded.model.fingerprint:
+        raise ConfigurationError(
+            f"the head in '{folder}' was trained for other weights ('{recipe.get('target')}') than '{loaded.name}': "
+            "name its target"
+        )
     tensors, left_out = own_tensors(head, TargetParts.of(loaded.model))
     config = head.config.changed(
         own_embedding=EMBEDDING in tensors, own_output=OUTPUT in tensors, target_name=Path(target).name
     )
-    values = speculators.values(config) | {"torch_dtype": "bfloat16"}
+    stored: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        is_matrix = tensor.is_floating_point() and tensor.dim() == 2
+        stored |= packed(name, tensor) if int8 and is_matrix else {name: tensor}
     assert loaded.folder is not None, "it was loaded by name"
-    manifest = manifest_json(loaded.model.fingerprint, config_facts(loaded.folder), licence)
     output.mkdir(parents=True, exist_ok=True)
-    _write_weights(output / SAFE, tensors, int8=int8)
-    write(output / CONFIG, _json(values))
-    write(output / MANIFEST, _json(manifest))
+    save_file(
+        {name: tensor.contiguous().clone() for name, tensor in stored.items()}, output / SAFE, metadata={"format": "pt"}
+    )
+    (output / SAFE).chmod(0o644)
     facts = recipe | {"target": config.target_name}
-    write(output / RECIPE, _json(facts))
-    write(output / CARD, card(facts, kind, f"head:{output.name}") + _licence_section(licence))
+    manifest = manifest_json(loaded.model.fingerprint, config_facts(loaded.folder), licence)
+    write_json(output / CONFIG, speculators.values(config) | {"torch_dtype": "bfloat16"}, indent=1)
+    write_json(output / MANIFEST, manifest, indent=1)
+    write_json(output / RECIPE, facts, indent=1)
+    terms = (
+        f"\n## Licence\n\nThe weights in this folder are under {licence}. They were trained on answers of the target, "
+        "whose licence applies to them.\n"
+    )
+    write_whole(output / CARD, (card(facts, kind, f"head:{output.name}") + terms).encode())
     if (folder / CONFIDENCE).is_file():
         shutil.copyfile(folder / CONFIDENCE, output / CONFIDENCE)
-    return _report(output, left_out)
+    size = folder_bytes(output)
+    if size > MAX_BYTES:
+        shutil.rmtree(output)
+        raise ConfigurationError(
+            f"the head takes {size / 1e6:.1f} MB, and {MAX_BYTES / 1e6:.0f} MB are allowed: store it in 8 bits "
+            "(--int8), train it without --train-output, or with a smaller --draft-vocab"
+        )
+    taken = f", without {' and '.join(left_out)}, which are the target's" if left_out else ""
+    return [f"{output}: {size / 1e6:.1f} MB{taken}", *sorted(path.name for path in output.iterdir())]
 
 
 def own_tensors(head: Head, parts: TargetParts) -> tuple[dict[str, Tensor], list[str]]:
@@ -159,72 +181,3 @@ def own_tensors(head: Head, parts: TargetParts) -> tuple[dict[str, Tensor], list
 def folder_bytes(folder: Path) -> int:
     """Return the size of the files in a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def _write_weights(path: Path, tensors: Mapping[str, Tensor], *, int8: bool) -> None:
-    from safetensors.torch import save_file
-
-    stored = dict(_stored(tensors, int8=int8))
-    save_file({name: tensor.contiguous().clone() for name, tensor in stored.items()}, path, metadata={"format": "pt"})
-    path.chmod(0o644)
-
-
-def _stored(tensors: Mapping[str, Tensor], *, int8: bool) -> Iterator[tuple[str, Tensor]]:
-    for name, tensor in tensors.items():
-        if int8 and tensor.is_floating_point() and tensor.dim() == 2:
-            yield from packed(name, tensor).items()
-        else:
-            yield name, tensor
-
-
-def _report(output: Path, left_out: list[str]) -> list[str]:
-    size = folder_bytes(output)
-    if size > MAX_BYTES:
-        shutil.rmtree(output)
-        raise ConfigurationError(
-            f"the head takes {size / 1e6:.1f} MB, and {MAX_BYTES / 1e6:.0f} MB are allowed: store it in 8 bits "
-            "(--int8), train it without --train-output, or with a smaller --draft-vocab"
-        )
-    taken = f", without {' and '.join(left_out)}, which are the target's" if left_out else ""
-    return [f"{output}: {size / 1e6:.1f} MB{taken}", *sorted(path.name for path in output.iterdir())]
-
-
-def _require_target(recipe: Mapping[str, Any], loaded: LoadedModel, folder: Path) -> None:
-    if recipe.get("fingerprint") != loaded.model.fingerprint:
-        raise ConfigurationError(
-            f"the head in '{folder}' was trained for other weights ('{recipe.get('target')}') than '{loaded.name}': "
-            "name its target"
-        )
-
-
-def _require_empty(output: Path) -> None:
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise ConfigurationError(f"'{output}' already exists and is not an empty folder: choose another path")
-
-
-def _recipe(folder: Path) -> dict[str, Any]:
-    try:
-        return read_json(folder / RECIPE)
-    except (FileNotFoundError, JsonError) as error:
-        raise ConfigurationError(
-            f"'{folder}' has no readable '{RECIPE}' ({error}): give the folder that 'draftree train head' wrote"
-        ) from error
-
-
-def _licence(given: str | None, target: str) -> str:
-    if given is not None:
-        return given
-    if target in CATALOGUE:
-        return CATALOGUE[target].licence
-    raise ConfigurationError(f"the licence of '{target}' is not known: give that of the head with --licence")
-
-
-def _licence_section(licence: str) -> str:
-    return (
-        f"\n## Licence\n\nThe weights in this folder are under {licence}. They were trained on answers of the target, "
-        "whose licence applies to them.\n"
-    )
-
-
-def _json(values: Mapping[str, Any]) -> str:
-    return json.dumps(values, indent=1) + "\n"

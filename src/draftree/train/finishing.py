@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from draftree.core.errors import ConfigurationError, import_extra
-from draftree.core.files import MALFORMED, read_json
+from draftree.core.files import MALFORMED, read_json, write_json, write_whole
 from draftree.core.svg import save_svg
 from draftree.loading.provenance import machine, versions
-from draftree.train.evaluate import Evaluation, table
-from draftree.train.loop import LOG, RunState, read_log
+from draftree.train.batches import Batch
+from draftree.train.evaluate import Evaluation, JudgedStep, table
+from draftree.train.head_trainee import TextTrainee
+from draftree.train.loop import LOG, Progress, RunState, TrainingRun, read_log
 from draftree.train.preparing import Prepared
 from draftree.train.settings import TrainSettings
 
-Draw = Callable[[Any, Sequence[dict[str, Any]]], None]
 SIZE = (6.4, 4.0)
 AVERAGED = 40
 """Points of the curves of losses: successive updates are averaged to so many."""
@@ -32,61 +34,54 @@ def draw_run(log: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
     evaluations = [line for line in log if line["kind"] == "evaluation"]
     if not updates:
         raise ConfigurationError("the log has no update: there is nothing to plot")
-    pyplot = _pyplot()
-    folder.mkdir(parents=True, exist_ok=True)
-    figures: list[tuple[str, Draw, list[dict[str, Any]]]] = [
-        ("loss", _draw_loss, updates),
-        ("training-acceptance", _draw_acceptance, updates),
-    ]
-    if evaluations:
-        figures.append(("unseen-acceptance", _draw_unseen, evaluations))
-        figures.append(("acceptance-length", _draw_length, evaluations))
-    paths = []
-    for name, draw, lines in figures:
-        figure, axes = pyplot.subplots(figsize=SIZE, layout="constrained")
-        draw(axes, lines)
-        axes.grid(alpha=0.3)
-        axes.legend(frameon=False)
-        paths.append(folder / f"{name}.svg")
-        save_svg(figure, paths[-1])
-        pyplot.close(figure)
-    return paths
-
-
-def _pyplot() -> Any:
     matplotlib = import_extra("plots", "plots need", error=ConfigurationError)
     matplotlib.use("svg")
     matplotlib.rcParams.update({"svg.hashsalt": "draftree", "svg.fonttype": "none", "font.size": 9})
     from matplotlib import pyplot
 
-    return pyplot
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, draw, lines in (
+        ("loss", _draw_loss, updates),
+        ("training-acceptance", _draw_acceptance, updates),
+        ("unseen-acceptance", _draw_unseen, evaluations),
+        ("acceptance-length", _draw_length, evaluations),
+    ):
+        if lines:
+            figure, axes = pyplot.subplots(figsize=SIZE, layout="constrained")
+            draw(axes, lines)
+            axes.grid(alpha=0.3)
+            axes.legend(frameon=False)
+            paths.append(folder / f"{name}.svg")
+            save_svg(figure, paths[-1])
+            pyplot.close(figure)
+    return paths
 
 
 def _curves(updates: Sequence[dict[str, Any]], key: str) -> list[tuple[list[float], list[float]]]:
     """Return tokens and means of a sum for each level, averaged over successive updates."""
     size = max(1, len(updates) // AVERAGED)
-    found: list[tuple[list[float], list[float]]] = []
+    curves: list[tuple[list[float], list[float]]] = [
+        ([], []) for _ in max((line["levels"] for line in updates), key=len)
+    ]
     for start in range(0, len(updates), size):
         part = updates[start : start + size]
-        for level in range(max(len(line["levels"]) for line in part)):
-            if level == len(found):
-                found.append(([], []))
+        for level, (tokens, means) in enumerate(curves):
             rows = [line["levels"][level] for line in part if len(line["levels"]) > level]
-            count = sum(row["count"] for row in rows)
-            if count:
-                found[level][0].append(part[-1]["tokens"])
-                found[level][1].append(sum(row[key] for row in rows) / count)
-    return found
+            if count := sum(row["count"] for row in rows):
+                tokens.append(part[-1]["tokens"])
+                means.append(sum(row[key] for row in rows) / count)
+    return curves
 
 
 def _draw_loss(axes: Any, updates: Sequence[dict[str, Any]]) -> None:
     for level, (tokens, values) in enumerate(_curves(updates, "loss")):
         axes.plot(tokens, values, label=f"level {level + 1}")
     names = [line["loss_name"] for line in updates]
-    for place in range(1, len(names)):
-        if names[place] != names[place - 1]:
-            axes.axvline(updates[place]["tokens"], color="black", linewidth=0.8, linestyle=":")
-            axes.annotate(f" {names[place]}", (updates[place]["tokens"], axes.get_ylim()[1]), va="top")
+    for line, (before, name) in zip(updates[1:], pairwise(names), strict=True):
+        if name != before:
+            axes.axvline(line["tokens"], color="black", linewidth=0.8, linestyle=":")
+            axes.annotate(f" {name}", (line["tokens"], axes.get_ylim()[1]), va="top")
     axes.set(xlabel="trained predictions", ylabel="loss")
 
 
@@ -117,30 +112,57 @@ def _draw_length(axes: Any, evaluations: Sequence[dict[str, Any]]) -> None:
 RECIPE, CARD = "recipe.json", "README.md"
 
 
-def finish(
+@dataclass(frozen=True, slots=True)
+class TrainingResult:
+    """Result of a training; without an evaluation in all processes but the first."""
+
+    folder: Path
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    notes: tuple[str, ...] = ()
+
+
+def train(
     prepared: Prepared,
     settings: TrainSettings,
-    state: RunState,
-    evaluation: Evaluation,
+    trainee: TextTrainee,
+    write: Callable[[], dict[str, Any]],
     *,
     kind: str,
     usage: str,
-    more: Mapping[str, Any],
-) -> list[str]:
-    """Write recipe, card and plots into the folder of the result; return lines about what could not be written.
+    report: Callable[[Progress], None],
+    note: Callable[[str], None],
+    watch: Callable[[Batch, list[JudgedStep]], None] | None = None,
+) -> TrainingResult:
+    """Train until a limit, from the checkpoint of a run that the job resumes; evaluate and write the result.
 
     Args:
+        write: writes the drafter after its evaluation, and returns its part of the recipe.
         kind: noun for the result, such as "EAGLE-3 head".
+        usage: spec of the drafter.
+        watch: called with the judged steps of the last evaluation.
     """
-    output = prepared.job.output
-    facts = recipe(prepared, settings, state, evaluation) | dict(more)
-    write(output / RECIPE, json.dumps(facts, indent=1) + "\n")
-    write(output / CARD, card(facts, kind, usage))
+    job, output = prepared.job, prepared.job.output
+    if prepared.processes.count == 1:
+        trainee.keep_rows(prepared.data)
+    run = TrainingRun(trainee, settings, job.training, prepared.processes, report=report)
+    if job.resume:
+        run.resume()
+        note(f"resumed after {run.state.step} updates")
+    note(f"{run.num_weights:,} trained weights, {len(trainee.lengths):,} texts, {str(prepared.dtype)[6:]}")
+    state = run.run()
+    if prepared.processes.index:
+        return TrainingResult(output)
+    evaluation = trainee.evaluate(None, watch=watch)
+    own = write()
+    facts = recipe(prepared, settings, state, evaluation) | own
+    write_json(output / RECIPE, facts, indent=1)
+    write_whole(output / CARD, card(facts, kind, usage).encode())
+    notes = []
     try:
-        draw_run(read_log(prepared.job.training / LOG), prepared.job.training / "plots")
+        draw_run(read_log(job.training / LOG), job.training / "plots")
     except ConfigurationError as reason:
-        return [f"no plots: {reason}"]
-    return []
+        notes.append(f"no plots: {reason}")
+    return TrainingResult(output, evaluation, tuple(notes))
 
 
 def recipe(prepared: Prepared, settings: TrainSettings, state: RunState, evaluation: Evaluation) -> dict[str, Any]:
@@ -156,12 +178,9 @@ def recipe(prepared: Prepared, settings: TrainSettings, state: RunState, evaluat
             "seed": data.seed,
             "unseen_share": prepared.job.unseen_share,
             "data_tokens": prepared.job.data_tokens,
-            "prompts": [
-                {"name": one.name, "count": one.count, "sha256": one.sha256, "licence": one.licence}
-                for one in data.prompts
-            ],
+            "prompts": [asdict(source) for source in data.prompts],
         },
-        "settings": settings.facts(),
+        "settings": asdict(settings),
         "run": {
             "updates": state.step,
             "trained_predictions": state.tokens,
@@ -197,8 +216,7 @@ def earlier_runs(start: Path | None) -> dict[str, Any]:
 
 
 def _earlier_run(facts: Mapping[str, Any]) -> str:
-    data = facts["data"]
-    run = facts["run"]
+    data, run = facts["data"], facts["run"]
     return (
         f"\nAn earlier run: {run['trained_predictions']:,} predictions in {run['updates']:,} updates and "
         f"{run['minutes']} minutes, on {data['tokens']:,} tokens.\n"
@@ -241,10 +259,3 @@ def card(facts: Mapping[str, Any], kind: str, usage: str) -> str:
         "",
     ]
     return "\n".join(lines)
-
-
-def write(path: Path, text: str) -> None:
-    """Write a text file; an interruption leaves the old one."""
-    unfinished = path.with_name(path.name + ".part")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)

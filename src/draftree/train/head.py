@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from draftree.build import require_positive
 from draftree.core.errors import ConfigurationError
 from draftree.heads.base import FeatureHead, Head, TargetParts
 from draftree.heads.calibration import write_calibration
@@ -17,8 +18,8 @@ from draftree.heads.config import EAGLE3, HeadConfig
 from draftree.heads.eagle import Eagle3Head
 from draftree.heads.folders import read_head, write_head
 from draftree.heads.vocabulary import DraftVocabulary
-from draftree.train.evaluate import ConfidenceFit, Evaluation
-from draftree.train.finishing import earlier_runs, finish
+from draftree.train.evaluate import ConfidenceFit
+from draftree.train.finishing import TrainingResult, earlier_runs, train
 from draftree.train.head_trainee import (
     SIZED_TEXTS,
     HeadTrainee,
@@ -29,9 +30,8 @@ from draftree.train.head_trainee import (
     sizes_for,
     unfold,
 )
-from draftree.train.loop import Progress, RunState, TrainingRun
-from draftree.train.preparing import Prepared, answer_vocabulary, chosen_features, prepare
-from draftree.train.preparing import TrainingJob as TrainingJob
+from draftree.train.loop import Progress
+from draftree.train.preparing import Prepared, TrainingJob, answer_vocabulary, chosen_features, prepare
 from draftree.train.settings import TrainSettings
 
 SMALL = 0.1
@@ -109,12 +109,7 @@ def head_config(
 
 
 def fresh_head(
-    config: HeadConfig,
-    vocabulary: DraftVocabulary,
-    parts: TargetParts,
-    *,
-    trains_output: bool,
-    seed: int,
+    config: HeadConfig, vocabulary: DraftVocabulary, parts: TargetParts, *, trains_output: bool, seed: int
 ) -> Eagle3Head:
     """Return a new head, bound to its target.
 
@@ -145,22 +140,18 @@ def fill_fresh(head: Eagle3Head | Any, parts: TargetParts, *, trains_output: boo
                 parameter.copy_(SPREAD * torch.randn(parameter.shape, generator=generator))
                 if name.endswith("markov_w2.weight"):
                     parameter.mul_(SMALL)
-        _fill_first_product(head.fc, head.config, generator)
+        # mix all hidden states at random, and pass a share of the deepest one through, from elements of size 1
+        fc, config = head.fc, head.config
+        width, kept = config.target_hidden, min(config.hidden, config.target_hidden)
+        deepest = max(range(len(config.features)), key=lambda i: config.features[i] % (1 << 30))
+        fc.weight.copy_(torch.randn(fc.weight.shape, generator=generator) * fc.in_features**-0.5)
+        fc.weight[:kept, deepest * width : deepest * width + kept] += PASSED * torch.eye(kept)
         head.norm.weight.copy_(GAIN * norm_gain(parts))
         assert head.lm_head is not None, "new heads have an output head of their own"
         rows = parts.output[head.vocabulary.ids.to(parts.output.device)]
         head.lm_head.weight.copy_(rows.float() * facts.logit_scale)
         head.lm_head.weight.requires_grad_(trains_output)
     head.bind(parts)
-
-
-def _fill_first_product(fc: nn.Linear, config: HeadConfig, generator: torch.Generator) -> None:
-    """Mix all hidden states at random and pass a share of the deepest one through, from elements of size 1."""
-    width, hidden = config.target_hidden, config.hidden
-    deepest = max(range(len(config.features)), key=lambda i: config.features[i] % (1 << 30))
-    fc.weight.copy_(torch.randn(fc.weight.shape, generator=generator) * fc.in_features**-0.5)
-    part = fc.weight[:, deepest * width : (deepest + 1) * width]
-    part[: min(hidden, width), : min(hidden, width)] += PASSED * torch.eye(min(hidden, width))
 
 
 def norm_gain(parts: TargetParts) -> Tensor:
@@ -196,32 +187,17 @@ class HeadOptions:
     start: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.draft_vocab is not None and self.draft_vocab < 1:
-            raise ConfigurationError(f"draft_vocab is {self.draft_vocab}: it must be at least 1")
-
-    @property
-    def new_vocab(self) -> int:
-        """Size of a new head's draft vocabulary."""
-        return DRAFT_VOCAB if self.draft_vocab is None else self.draft_vocab
+        require_positive(self, "draft_vocab")
 
     def require_sizes_of_start(self, *, but: str = "") -> None:
         """Raise if sizes or variants are chosen that the head has from which training starts."""
         new = HeadShape(trains_output=self.shape.trains_output)
         given = [name for name in ("draft_vocab", "features") if getattr(self, name) is not None]
-        given += [one.name for one in fields(new) if getattr(self.shape, one.name) != getattr(new, one.name)]
+        given += [own.name for own in fields(new) if getattr(self.shape, own.name) != getattr(new, own.name)]
         if refused := [name for name in given if name != but]:
             raise ConfigurationError(
                 f"sizes and variants are those of the head that training starts from: leave out {', '.join(refused)}"
             )
-
-
-@dataclass(frozen=True, slots=True)
-class HeadResult:
-    """Result of a training."""
-
-    folder: Path
-    evaluation: Evaluation
-    notes: tuple[str, ...]
 
 
 def train_head(
@@ -235,87 +211,76 @@ def train_head(
     prepared: Prepared | None = None,
     kind: str = "EAGLE-3 head",
     facts: dict[str, Any] | None = None,
-) -> HeadResult:
+) -> TrainingResult:
     """Train a head and write its folder.
 
     Args:
         token_weights: weights of predictions; None for equal ones.
         prepared: inputs that are loaded already; None loads them.
+        kind: noun for the model card.
+        facts: part of the recipe.
     """
     prepared = prepare(job) if prepared is None else prepared
     head, data = start(prepared, settings, options, note)
     trainee = HeadTrainee(
         head, prepared.parts, data, prepared.seen, prepared.unseen, settings, token_weights=token_weights
     )
-    state = run_training(prepared, settings, trainee, report, note)
-    facts = {**(facts or {}), **earlier_runs(options.start)}
-    return finish_head(prepared, settings, trainee, data.sizes, state, kind, facts)
-
-
-def run_training(
-    prepared: Prepared,
-    settings: TrainSettings,
-    trainee: TextTrainee,
-    report: Callable[[Progress], None],
-    note: Callable[[str], None],
-) -> RunState:
-    """Train until a limit, from the checkpoint of a run that the job resumes."""
-    if prepared.processes.count == 1:
-        trainee.keep_rows(prepared.data)
-    run = TrainingRun(trainee, settings, prepared.job.training, prepared.processes, report=report)
-    if prepared.job.resume:
-        run.resume()
-        note(f"resumed after {run.state.step} updates")
-    note(f"{run.num_weights:,} trained weights, {len(trainee.lengths):,} texts, {str(prepared.dtype)[6:]}")
-    return run.run()
+    facts = (facts or {}) | earlier_runs(options.start)
+    return finish_head(prepared, settings, trainee, data.sizes, kind, facts, report=report, note=note)
 
 
 def start(
     prepared: Prepared, settings: TrainSettings, options: HeadOptions, note: Callable[[str], None]
 ) -> tuple[FeatureHead, ScaledTexts]:
     """Return the head before training, and the data with the hidden states that it reads."""
-    stored = prepared.data.recipe.features
-    if options.start is not None:
-        options.require_sizes_of_start()
-        head = read_head(options.start, dtype=torch.float32)
-        if not isinstance(head, FeatureHead):
-            raise ConfigurationError(
-                f"'{options.start}' has a head of kind '{head.config.kind}', which this command does not train"
-            )
-        head.bind(prepared.parts)
-        for name, parameter in head.named_parameters():
-            parameter.requires_grad_(options.shape.trains_output or not name.startswith(("lm_head", "embed_tokens")))
-        places = chosen_features(head.config.features, stored, prepared.parts.num_layers)
-        data = scaled(prepared, head.config, places)
-        unfold(head, data.sizes)
-        return placed(head, prepared), data
-    vocabulary, share = answer_vocabulary(prepared, options.new_vocab)
+    if options.start is None:
+        config, vocabulary = new_config(prepared, settings, options, note)
+        trains_output = options.shape.trains_output
+        head = fresh_head(config, vocabulary, prepared.parts, trains_output=trains_output, seed=settings.seed)
+        return placed(head, prepared), scaled(prepared, config)
+    options.require_sizes_of_start()
+    given = read_head(options.start, dtype=torch.float32)
+    if not isinstance(given, FeatureHead):
+        raise ConfigurationError(
+            f"'{options.start}' has a head of kind '{given.config.kind}', which this command does not train"
+        )
+    return continued(given, prepared, options)
+
+
+def new_config(
+    prepared: Prepared, settings: TrainSettings, options: HeadOptions, note: Callable[[str], None]
+) -> tuple[HeadConfig, DraftVocabulary]:
+    """Return the configuration of a new head of kind `eagle3`, and its draft vocabulary."""
+    vocabulary, share = answer_vocabulary(prepared, options.draft_vocab or DRAFT_VOCAB)
     note(f"draft vocabulary: {len(vocabulary):,} tokens, {100 * share:.2f} % of unseen answers")
     if share < LEAST_COVERAGE:
         note("the draft vocabulary limits acceptance: a larger one (--draft-vocab) covers more")
-    places = chosen_features(options.features, stored, prepared.parts.num_layers)
+    stored = prepared.data.recipe.features
     config = head_config(
         prepared.config,
         prepared.parts,
-        [stored[place] for place in places],
+        [stored[place] for place in chosen_features(options.features, stored, prepared.parts.num_layers)],
         options.shape,
         draft_vocab=len(vocabulary),
         depth=settings.depth,
         name=prepared.loaded.name,
     )
-    data = scaled(prepared, config, places)
-    head = fresh_head(
-        config,
-        vocabulary,
-        prepared.parts,
-        trains_output=options.shape.trains_output,
-        seed=settings.seed,
-    )
+    return config, vocabulary
+
+
+def continued(head: AnyHead, prepared: Prepared, options: HeadOptions) -> tuple[AnyHead, ScaledTexts]:
+    """Return a head from which training starts, in float32 before, and the data with the hidden states it reads."""
+    head.bind(prepared.parts)
+    for name, parameter in head.named_parameters():
+        parameter.requires_grad_(options.shape.trains_output or not name.startswith(("lm_head", "embed_tokens")))
+    data = scaled(prepared, head.config)
+    unfold(head, data.sizes)
     return placed(head, prepared), data
 
 
-def scaled(prepared: Prepared, config: HeadConfig, places: Sequence[int]) -> ScaledTexts:
+def scaled(prepared: Prepared, config: HeadConfig) -> ScaledTexts:
     """Return the data with the hidden states that a head reads, divided by their sizes."""
+    places = chosen_features(config.features, prepared.data.recipe.features, prepared.parts.num_layers)
     texts = (prepared.data[number] for number in prepared.seen[:SIZED_TEXTS])
     return ScaledTexts(prepared.data, places, sizes_for(config, texts, places))
 
@@ -334,31 +299,31 @@ def finish_head(
     settings: TrainSettings,
     trainee: TextTrainee,
     sizes: Tensor,
-    state: RunState,
     kind: str,
     facts: dict[str, Any],
-) -> HeadResult:
-    """Evaluate, fit the confidence and write all files, in the first process."""
-    output = prepared.job.output
-    if prepared.processes.index:
-        return HeadResult(output, Evaluation(), ())
-    fit = ConfidenceFit(settings.depth)
-    evaluation = trainee.evaluate(None, watch=fit.add)
-    head = trainee.module
-    assert isinstance(head, Head), "heads are trained"
-    fold(head, sizes)
-    write_head(head.to(prepared.loaded.model.dtype), output)
-    calibration = fit.fit()
-    write_calibration(calibration, output)
-    more = {"head": {"config": asdict(head.config)}, "confidence": fit.report(calibration)} | facts
-    notes = finish(prepared, settings, state, evaluation, kind=kind, usage=f"head:{output}", more=json_ready(more))
-    return HeadResult(output, evaluation, tuple(notes))
+    *,
+    report: Callable[[Progress], None],
+    note: Callable[[str], None],
+) -> TrainingResult:
+    """Train a head whose hidden states have these sizes, fit its confidence, and write all files."""
+    output, head, fit = prepared.job.output, trainee.module, ConfidenceFit(settings.depth)
+
+    def write() -> dict[str, Any]:
+        fold(head, sizes)
+        write_head(head.to(prepared.loaded.model.dtype), output)
+        calibration = fit.fit()
+        write_calibration(calibration, output)
+        return json_ready({"head": {"config": asdict(head.config)}, "confidence": fit.report(calibration)} | facts)
+
+    return train(
+        prepared, settings, trainee, write, kind=kind, usage=f"head:{output}", watch=fit.add, report=report, note=note
+    )
 
 
 def json_ready(value: Any) -> Any:
     """Return a value with mappings and sequences as dictionaries and lists."""
     if isinstance(value, dict) or hasattr(value, "items"):
-        return {str(key): json_ready(one) for key, one in value.items()}
+        return {str(key): json_ready(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [json_ready(one) for one in value]
+        return [json_ready(entry) for entry in value]
     return str(value) if isinstance(value, Path) else value

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from draftree.core.errors import ConfigurationError, import_extra, is_out_of_mem
 from draftree.core.files import MALFORMED, JsonError, parse_json
 from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.train.batches import pack
-from draftree.train.checkpoints import TrainingError, load_checkpoint, require_same_run, save_checkpoint
+from draftree.train.checkpoints import TrainingError, load_checkpoint, save_checkpoint
 from draftree.train.head_trainee import TextTrainee
 from draftree.train.losses import Loss, loss_named
 from draftree.train.settings import ADAMW, TrainSettings
@@ -85,27 +85,12 @@ class Progress:
 
 def read_log(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a log; an unfinished last line is left out."""
-    return list(_lines(path)) if path.exists() else []
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    lines = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
         with suppress(JsonError):
             if isinstance(value := parse_json(line), dict) and isinstance(value.get("step"), int):
-                yield value
-
-
-def append_line(path: Path, state: RunState, facts: dict[str, Any]) -> None:
-    """Add a line to a log."""
-    line = {"step": state.step, "tokens": state.tokens, "seconds": round(state.seconds, 3)} | facts
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
-
-
-def trim_log(path: Path, state: RunState) -> None:
-    """Create a log, or drop its lines that are newer than a state."""
-    kept = [line for line in read_log(path) if line["step"] <= state.step] if state.step else []
-    path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+                lines.append(value)
+    return lines
 
 
 class Processes:
@@ -176,25 +161,27 @@ class MasterOptimizer:
         self._settings = settings
         self._used = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._master = {name: p.detach().float().clone() for name, p in self._used.items()}
-        orthogonal = [] if settings.optimizer == ADAMW else [n for n in self._master if self._is_layer_matrix(n)]
+        orthogonal = [
+            name
+            for name, master in self._master.items()
+            if settings.optimizer != ADAMW and master.dim() == 2 and not any(part in name for part in TABLES)
+        ]
         others = [master for name, master in self._master.items() if name not in orthogonal]
-        decayed, plain = [one for one in others if one.dim() > 1], [one for one in others if one.dim() <= 1]
         rate, decay = settings.learning_rate, settings.weight_decay
-        groups = [{"params": decayed, "weight_decay": decay}, {"params": plain, "weight_decay": 0.0}]
-        groups = [group for group in groups if group["params"]]
+        matrices, plain = [own for own in others if own.dim() > 1], [own for own in others if own.dim() <= 1]
+        groups = [
+            {"params": own, "weight_decay": own_decay} for own, own_decay in ((matrices, decay), (plain, 0.0)) if own
+        ]
         self._optimizers: list[torch.optim.Optimizer] = []
         if groups:
             self._optimizers.append(torch.optim.AdamW(groups, lr=rate, betas=BETAS, eps=EPSILON))
         if orthogonal:
             if not hasattr(torch.optim, "Muon"):
                 raise ConfigurationError("optimizer 'muon' needs torch 2.9 or later: choose 'adamw'")
-            matrices = [self._master[name] for name in orthogonal]
+            layers = [self._master[name] for name in orthogonal]
             self._optimizers.append(
-                torch.optim.Muon(matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+                torch.optim.Muon(layers, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
             )
-
-    def _is_layer_matrix(self, name: str) -> bool:
-        return self._master[name].dim() == 2 and not any(part in name for part in TABLES)
 
     @property
     def num_weights(self) -> int:
@@ -227,30 +214,30 @@ class MasterOptimizer:
 
     def state(self) -> dict[str, Tensor]:
         """Return the float32 weights and the moments, by name; tensors are shared."""
-        found = {f"{WEIGHT}/{name}": master for name, master in self._master.items()}
-        for name, master in self._master.items():
-            for optimizer in self._optimizers:
-                for key, value in optimizer.state.get(master, {}).items():
-                    found[f"{key}/{name}"] = value
-        return found
+        moments = {
+            f"{key}/{name}": value
+            for name, master in self._master.items()
+            for optimizer in self._optimizers
+            for key, value in optimizer.state.get(master, {}).items()
+        }
+        return {f"{WEIGHT}/{name}": master for name, master in self._master.items()} | moments
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Set weights and moments from `state`."""
-        moments: dict[str, dict[str, Tensor]] = {}
+        values: dict[str, dict[str, Tensor]] = {}
         for path, value in state.items():
             key, _, name = path.partition("/")
-            if key != WEIGHT:
-                moments.setdefault(name, {})[key] = value
-        names = {id(master): name for name, master in self._master.items()}
+            values.setdefault(name, {})[key] = value
         for name, master in self._master.items():
-            master.copy_(state[f"{WEIGHT}/{name}"])
+            master.copy_(values[name].pop(WEIGHT))
+        names = {id(master): name for name, master in self._master.items()}
         for optimizer in self._optimizers:
-            for master in (one for group in optimizer.param_groups for one in group["params"]):
+            for master in (master for group in optimizer.param_groups for master in group["params"]):
                 # the counter stays on the host, moments are on the weight's device
-                found = moments.get(names[id(master)], {}).items()
-                if found:
+                if moments := values[names[id(master)]]:
                     optimizer.state[master] = {
-                        key: value.to("cpu" if key == "step" else master.device).clone() for key, value in found
+                        key: value.to("cpu" if key == "step" else master.device).clone()
+                        for key, value in moments.items()
                     }
         self._spread()
 
@@ -287,15 +274,11 @@ class TrainingRun:
         self._trainee, self._settings, self._folder = trainee, settings, folder
         self._processes, self._report, self._clock = processes, report, clock
         self._optimizer = MasterOptimizer(trainee.module, settings)
-        self._state = RunState()
-        self._start = 0.0
-        self._saved_at = 0.0
-        self._batches: list[list[int]] | None = None
-
-    @property
-    def state(self) -> RunState:
+        self._is_first = processes.index == 0
+        self._start = self._saved_at = 0.0
+        self._batches: list[list[int]] = []
+        self.state = RunState()
         """Progress so far."""
-        return self._state
 
     @property
     def num_weights(self) -> int:
@@ -305,116 +288,136 @@ class TrainingRun:
         """Continue from the folder's checkpoint."""
         path = self._folder / CHECKPOINT
         tensors, facts = load_checkpoint(path)
-        require_same_run(path, facts, self._same())
+        own = self._same()
+        if facts.get("settings") != own["settings"]:
+            raise TrainingError(
+                f"{path} was made with other settings: resume with the same ones (only the limits may change), or "
+                "start a new run in another folder"
+            )
+        before, now = facts.get("texts", own["texts"]), own["texts"]
+        if before != now:
+            raise TrainingError(
+                f"{path} was made with {before[0]:,} texts of {before[1]:,} tokens, and this run has {now[0]:,} of "
+                f"{now[1]:,}: resume with the same data, or start a new run in another folder"
+            )
         try:
             self._optimizer.load(tensors)
-            self._state = RunState(**facts["state"])
+            self.state = RunState(**facts["state"])
         except (RuntimeError, *MALFORMED) as error:
             raise TrainingError(f"{path} is of another drafter ({error}): start a new run in another folder") from None
 
+    def _same(self) -> dict[str, Any]:
+        """Return what must be equal in a resumed run; the order of batches depends on the lengths of the texts."""
+        lengths = self._trainee.lengths
+        return {"settings": self._settings.digest(), "texts": [len(lengths), sum(lengths)]}
+
     def run(self) -> RunState:
         """Train until a limit or until the score stops rising; the module keeps the weights of the best evaluation."""
-        self._start = self._clock() - self._state.seconds
+        self._start = self._clock() - self.state.seconds
         self._saved_at = self._clock()
         self._open_log()
+        every = self._settings.evaluate_every
         try:
             while self._progress() < 1 and not self._is_stale():
                 self._update()
-                if self._state.step % self._settings.evaluate_every == 0:
+                if self.state.step % every == 0:
                     self._evaluate()
                     self._save()
                 elif self._clock() - self._saved_at > SECONDS_BETWEEN_CHECKPOINTS:
                     self._save()
-            if self._state.step % self._settings.evaluate_every:
+            if self.state.step % every:
                 self._evaluate()
             self._save()
         finally:
             self._optimizer.clear()
-        self._load_best()
-        return self._state
+        self._processes.wait()
+        if self.state.best_score >= 0:
+            self._optimizer.load(load_checkpoint(self._folder / BEST)[0])
+        return self.state
+
+    def _open_log(self) -> None:
+        """Create the log, or drop its lines that are newer than the state."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if self._is_first:
+            path = self._folder / LOG
+            kept = [line for line in read_log(path) if line["step"] <= self.state.step] if self.state.step else []
+            path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        self._processes.wait()
 
     def _progress(self) -> float:
-        state = self._state
-        return self._settings.limits.progress(state.step, state.tokens, state.seconds / 60)
+        return self._settings.limits.progress(self.state.step, self.state.tokens, self.state.seconds / 60)
 
     def _seconds(self) -> float:
         """Return the duration so far, in all processes that of the first: they end at the same update."""
-        own = self._clock() - self._start
+        seconds = self._clock() - self._start
         if self._processes.count == 1:
-            return own
-        shared = torch.tensor(own if self._is_first else 0.0, device=self._processes.device)
+            return seconds
+        shared = torch.tensor(seconds if self._is_first else 0.0, device=self._processes.device)
         return float(self._processes.total(shared))
 
     def _is_stale(self) -> bool:
         patience = self._settings.patience
-        return patience is not None and self._state.stale >= patience
+        return patience is not None and self.state.stale >= patience
 
     def _next_texts(self) -> list[int]:
         """Return this process's part of the next batch."""
-        state, count = self._state, self._processes.count
-        if self._batches is None or state.batch >= len(self._batches):
-            if self._batches is not None:
-                state = self._state = replace(state, epoch=state.epoch + 1, batch=0)
-            self._batches = self._pack(state.epoch)
-        if state.batch >= len(self._batches):
-            state = self._state = replace(state, epoch=state.epoch + 1, batch=0)
-            self._batches = self._pack(state.epoch)
+        state, settings = self.state, self._settings
+        # a resumed run packs its epoch again; it may have used up its last batch
+        while not self._batches or state.batch >= len(self._batches):
+            if self._batches:
+                state = replace(state, epoch=state.epoch + 1, batch=0)
+            lengths, seed = self._trainee.lengths, settings.seed
+            self._batches = list(pack(lengths, settings.batch_tokens, seed=seed, epoch=state.epoch))
         mine = state.batch + self._processes.index
-        self._state = replace(state, batch=state.batch + count)
+        self.state = replace(state, batch=state.batch + self._processes.count)
         return self._batches[mine] if mine < len(self._batches) else []
 
-    def _pack(self, epoch: int) -> list[list[int]]:
-        settings = self._settings
-        return list(pack(self._trainee.lengths, settings.batch_tokens, seed=settings.seed, epoch=epoch))
-
     def _update(self) -> None:
-        progress = self._progress()
-        texts = self._next_texts()
-        state = self._state
-        name, levels = self._settings.loss_at(progress), self._settings.levels_at(progress)
-        count = self._sum(self._trainee.count(texts))
+        progress, texts = self._progress(), self._next_texts()
+        state, settings, device = self.state, self._settings, self._processes.device
+        name, levels = settings.loss_at(progress), settings.levels_at(progress)
+        dtype = torch.float64 if device.type == "cpu" else torch.float32
+        count = round(
+            float(self._processes.total(torch.tensor(self._trainee.count(texts), dtype=dtype, device=device)))
+        )
         totals = self._gradients(texts, float(count), loss_named(name), levels)
-        norm = self._optimizer.update(learning_rate(self._settings, state.step, progress), self._processes.total)
+        norm = self._optimizer.update(learning_rate(settings, state.step, progress), self._processes.total)
         is_skipped = not math.isfinite(norm)
-        self._state = replace(
-            self._state,
+        self.state = replace(
+            self.state,
             step=state.step + 1,
-            tokens=state.tokens + int(count),
+            tokens=state.tokens + count,
             seconds=self._seconds(),
             skips=state.skips + 1 if is_skipped else 0,
         )
-        self._log({"kind": "update", "loss_name": name, "norm": norm, "levels": [asdict(one) for one in totals]})
+        self._log({"kind": "update", "loss_name": name, "norm": norm, "levels": [asdict(level) for level in totals]})
         self._tell(loss=name, totals=totals)
         if is_skipped:
-            self._skip(texts)
-
-    def _skip(self, texts: Sequence[int]) -> None:
-        """Report a skipped update; give up after some in a row."""
-        self._trainee.check(texts)
-        state = self._state
-        self._note(f"update {state.step} is skipped: its gradient is not finite")
-        if state.skips > self._settings.max_skips:
-            raise TrainingError(
-                f"the gradients of {state.skips} updates in a row are not finite: lower the learning rate "
-                f"({self._settings.learning_rate:g}), or train in float32"
-            )
+            self._trainee.check(texts)
+            self._note(f"update {self.state.step} is skipped: its gradient is not finite")
+            if self.state.skips > settings.max_skips:
+                raise TrainingError(
+                    f"the gradients of {self.state.skips} updates in a row are not finite: lower the learning rate "
+                    f"({settings.learning_rate:g}), or train in float32"
+                )
 
     def _gradients(self, texts: Sequence[int], total: float, loss: Loss, levels: int) -> list[StepTotals]:
         """Add the gradients of a batch, in as many parts as memory needs."""
         while True:
             try:
-                found: list[StepTotals] = []
-                for part in _parts(texts, self._state.splits):
+                totals: list[StepTotals] = []
+                size = max(1, math.ceil(len(texts) / self.state.splits))
+                for start in range(0, len(texts), size):
+                    part = texts[start : start + size]
                     sums = self._trainee.gradients(part, total=max(1.0, total), loss=loss, levels=levels)
-                    for level, one in enumerate(sums):
-                        if level == len(found):
-                            found.append(StepTotals())
-                        found[level].add(one)
-                return found
+                    totals += [StepTotals() for _ in sums[len(totals) :]]
+                    for level, own in enumerate(sums):
+                        totals[level].add(own)
+                return totals
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                if self._state.splits >= len(texts):
+                if self.state.splits >= len(texts):
                     longest = max(self._trainee.lengths[text] for text in texts)
                     raise TrainingError(
                         f"a text of {longest} tokens does not fit in memory: set a maximum length (--max-length), "
@@ -423,62 +426,38 @@ class TrainingRun:
             self._optimizer.clear()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            self._state = replace(self._state, splits=2 * self._state.splits)
-            self._note(f"out of memory: batches are now computed in {self._state.splits} parts, with the same result")
+            self.state = replace(self.state, splits=2 * self.state.splits)
+            self._note(f"out of memory: batches are now computed in {self.state.splits} parts, with the same result")
 
     def _evaluate(self) -> None:
         evaluation = self._trainee.evaluate(self._settings.evaluate_texts)
-        score, state = evaluation.score, self._state
+        score, state = evaluation.score, replace(self.state, seconds=self._seconds())
         is_better = score > state.best_score + LEAST_GAIN
-        self._state = replace(
-            state,
-            seconds=self._seconds(),
-            best_score=score if is_better else state.best_score,
-            best_step=state.step if is_better else state.best_step,
-            stale=0 if is_better else state.stale + 1,
-        )
+        if is_better:
+            self.state = replace(state, best_score=score, best_step=state.step, stale=0)
+        else:
+            self.state = replace(state, stale=state.stale + 1)
         self._log({"kind": "evaluation", "score": score, "modes": evaluation.facts()})
         self._tell(score=score)
         if is_better and self._is_first:
-            save_checkpoint(self._folder / BEST, self._weights(), {"step": state.step, "score": score})
+            tensors = self._optimizer.state().items()
+            weights = {name: value for name, value in tensors if name.startswith(f"{WEIGHT}/")}
+            save_checkpoint(self._folder / BEST, weights, {"step": state.step, "score": score})
         if self._is_stale():
-            self._note(f"stopped early: no better score in {self._state.stale} evaluations")
-
-    def _weights(self) -> dict[str, torch.Tensor]:
-        return {name: value for name, value in self._optimizer.state().items() if name.startswith("weight/")}
+            self._note(f"stopped early: no better score in {self.state.stale} evaluations")
 
     def _save(self) -> None:
         self._saved_at = self._clock()
         if self._is_first:
-            facts = self._same() | {"state": asdict(self._state)}
+            facts = self._same() | {"state": asdict(self.state)}
             save_checkpoint(self._folder / CHECKPOINT, self._optimizer.state(), facts)
-
-    def _load_best(self) -> None:
-        self._processes.wait()
-        if self._state.best_score >= 0:
-            self._optimizer.load(load_checkpoint(self._folder / BEST)[0])
-
-    def _same(self) -> dict[str, Any]:
-        """Return what must be equal in a resumed run; the order of batches depends on the lengths of the texts."""
-        lengths = self._trainee.lengths
-        return {"settings": self._settings.digest(), "texts": [len(lengths), sum(lengths)]}
-
-    @property
-    def _is_first(self) -> bool:
-        return self._processes.index == 0
-
-    def _sum(self, value: int) -> int:
-        tensor = torch.tensor(
-            float(value), dtype=torch.float64 if self._processes.device.type == "cpu" else torch.float32
-        )
-        return round(float(self._processes.total(tensor.to(self._processes.device))))
 
     def _tell(
         self, *, loss: str = "", totals: Sequence[StepTotals] = (), score: float | None = None, note: str = ""
     ) -> None:
         if not self._is_first:
             return
-        state, share = self._state, self._progress()
+        state, share = self.state, self._progress()
         self._report(
             Progress(
                 step=state.step,
@@ -487,8 +466,8 @@ class TrainingRun:
                 tokens_per_second=state.tokens / state.seconds if state.seconds > 0 else 0.0,
                 minutes_left=state.seconds / 60 * (1 - share) / share if share > 0 else None,
                 loss=loss,
-                losses=tuple(one.loss / max(1, one.count) for one in totals),
-                acceptance=tuple(one.accepted / max(1, one.count) for one in totals),
+                losses=tuple(level.loss / max(1, level.count) for level in totals),
+                acceptance=tuple(level.accepted / max(1, level.count) for level in totals),
                 score=score,
                 note=note,
             )
@@ -500,17 +479,7 @@ class TrainingRun:
 
     def _log(self, facts: dict[str, Any]) -> None:
         if self._is_first:
-            append_line(self._folder / LOG, self._state, facts)
-
-    def _open_log(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        if self._is_first:
-            trim_log(self._folder / LOG, self._state)
-        self._processes.wait()
-
-
-def _parts(texts: Sequence[int], count: int) -> Iterator[Sequence[int]]:
-    """Yield at most `count` parts of about equal sizes."""
-    size = math.ceil(len(texts) / count)
-    for start in range(0, len(texts), max(1, size)):
-        yield texts[start : start + size]
+            state = self.state
+            line = {"step": state.step, "tokens": state.tokens, "seconds": round(state.seconds, 3)} | facts
+            with (self._folder / LOG).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")

@@ -78,9 +78,8 @@ def condensed(log_p: Tensor, log_q: Tensor, count: int) -> tuple[Tensor, Tensor]
     inside_p, inside_q = log_p.gather(-1, chosen).double(), log_q.gather(-1, chosen).double()
     rest_p = log_p.double().exp().sum(dim=-1, keepdim=True) - inside_p.exp().sum(dim=-1, keepdim=True)
     rest_q = 1 - inside_q.exp().sum(dim=-1, keepdim=True)
-    rests = (rest.clamp_min(LEAST_REST).log() for rest in (rest_p, rest_q))
-    found_p, found_q = (torch.cat(pair, dim=-1) for pair in zip((inside_p, inside_q), rests, strict=True))
-    return found_p, found_q
+    rest_p, rest_q = (rest.clamp_min(LEAST_REST).log() for rest in (rest_p, rest_q))
+    return torch.cat((inside_p, rest_p), dim=-1), torch.cat((inside_q, rest_q), dim=-1)
 
 
 def overlap(log_p: Tensor, log_q: Tensor) -> Tensor:
@@ -158,16 +157,18 @@ def lk_hybrid(rows: Rows) -> Tensor:
     return share * kl(rows) + (1 - share) * (1 - accepted)
 
 
+def _coupled_acceptance(rows: Rows) -> Tensor:
+    return coupled_acceptance(*condensed(rows.log_p, rows.log_q, MOST_TOKENS), rows.log_outside)
+
+
 def coupled(rows: Rows) -> Tensor:
     """Negative log-acceptance -log J of the rule `coupled`, which shares the noise of target and drafter."""
-    accepted = coupled_acceptance(*condensed(rows.log_p, rows.log_q, MOST_TOKENS), rows.log_outside)
-    return -accepted.clamp_min(LEAST_ACCEPTANCE).log().to(rows.log_q.dtype)
+    return -_coupled_acceptance(rows).clamp_min(LEAST_ACCEPTANCE).log().to(rows.log_q.dtype)
 
 
 def coupled_miss(rows: Rows) -> Tensor:
     """Rejections 1 - J of the rule `coupled`: what `coupled` is the logarithm of, so hopeless rows count less."""
-    accepted = coupled_acceptance(*condensed(rows.log_p, rows.log_q, MOST_TOKENS), rows.log_outside)
-    return (1 - accepted).to(rows.log_q.dtype)
+    return (1 - _coupled_acceptance(rows)).to(rows.log_q.dtype)
 
 
 def cross_entropy(rows: Rows) -> Tensor:

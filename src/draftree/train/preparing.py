@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,6 @@ from draftree.loading.options import resolve_device, resolve_dtype
 from draftree.options import QUANTIZATIONS, ModelOptions
 from draftree.train.data.shards import UNSEEN_SHARE, TrainingData
 from draftree.train.loop import Processes, find_processes
-
-__all__ = ["Prepared", "TrainingJob", "answer_vocabulary", "prepare"]
 
 TRAINING = "training"
 """Folder of checkpoints, log and plots in the folder of the result."""
@@ -55,20 +53,6 @@ class TrainingJob:
         """Folder of checkpoints, log and plots."""
         return self.output / TRAINING
 
-    def require_output(self) -> None:
-        """Check that nothing is overwritten, before anything is loaded."""
-        has_run = self.training.is_dir()
-        if self.resume and not has_run:
-            raise ConfigurationError(f"'{self.output}' has no run to resume: leave out --resume, or name its folder")
-        if not self.resume and has_run:
-            raise ConfigurationError(
-                f"'{self.output}' already has a run: give --resume to continue it, or another folder"
-            )
-        if not has_run and self.output.exists() and (not self.output.is_dir() or any(self.output.iterdir())):
-            raise ConfigurationError(
-                f"'{self.output}' already exists, and files are never overwritten: choose another path"
-            )
-
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -93,8 +77,14 @@ class Prepared:
 
 
 def prepare(job: TrainingJob) -> Prepared:
-    """Load data and target."""
-    job.require_output()
+    """Load data and target; nothing is overwritten."""
+    has_run, output = job.training.is_dir(), job.output
+    if job.resume and not has_run:
+        raise ConfigurationError(f"'{output}' has no run to resume: leave out --resume, or name its folder")
+    if not job.resume and has_run:
+        raise ConfigurationError(f"'{output}' already has a run: give --resume to continue it, or another folder")
+    if not has_run and output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ConfigurationError(f"'{output}' already exists, and files are never overwritten: choose another path")
     options = job.options
     apply_threads(options.threads)
     processes = find_processes(resolve_device(options.device))
@@ -108,7 +98,11 @@ def prepare(job: TrainingJob) -> Prepared:
         kernels="torch" if data.recipe.quantization is None else "auto",
         quantization=data.recipe.quantization if data.recipe.quantization in QUANTIZATIONS else None,
     )
-    require_same_target(data, loaded)
+    if data.recipe.fingerprint != loaded.model.fingerprint:
+        raise ConfigurationError(
+            f"'{data.folders[0].path}' was made with other weights ('{data.recipe.target}'): choose that model, or "
+            f"make data for '{loaded.name}' with 'draftree train data'"
+        )
     seen, unseen = data.split(job.unseen_share)
     if not seen or not unseen:
         raise ConfigurationError(
@@ -116,9 +110,14 @@ def prepare(job: TrainingJob) -> Prepared:
             "another --unseen-share"
         )
     seen = first_texts(data, seen, job.data_tokens)
+    from transformers import AutoConfig
+
+    if loaded.folder is None:
+        raise ConfigurationError(f"'{loaded.name}' has no folder with a configuration: choose a model in a folder")
+    config = AutoConfig.from_pretrained(loaded.folder, trust_remote_code=False).get_text_config()
     parts = TargetParts.of(loaded.model)
     parts = replace(parts, embedding=parts.embedding.to(dtype), output=parts.output.to(dtype))
-    return Prepared(job, data, seen, unseen, loaded, transformers_config(loaded), parts, processes, dtype)
+    return Prepared(job, data, seen, unseen, loaded, config, parts, processes, dtype)
 
 
 def first_texts(data: TrainingData, numbers: Sequence[int], tokens: int | None) -> list[int]:
@@ -130,32 +129,14 @@ def first_texts(data: TrainingData, numbers: Sequence[int], tokens: int | None) 
     if tokens is None:
         return list(numbers)
     total = 0
-    for place, number in enumerate(numbers):
+    for place, number in enumerate(numbers, 1):
         total += data[number].num_rows
         if total >= tokens:
-            return list(numbers[: place + 1])
+            return list(numbers[:place])
     raise ConfigurationError(
         f"data_tokens is {tokens:,} and the texts of training have {total:,} tokens: leave --data-tokens out to use "
         "all of them, or make more data with 'draftree train data'"
     )
-
-
-def require_same_target(data: TrainingData, loaded: LoadedModel) -> None:
-    """Check that the data was made with these weights."""
-    if data.recipe.fingerprint != loaded.model.fingerprint:
-        raise ConfigurationError(
-            f"'{data.folders[0].path}' was made with other weights ('{data.recipe.target}'): choose that model, or "
-            f"make data for '{loaded.name}' with 'draftree train data'"
-        )
-
-
-def transformers_config(loaded: LoadedModel) -> Any:
-    """Return the transformers configuration of a loaded model."""
-    from transformers import AutoConfig
-
-    if loaded.folder is None:
-        raise ConfigurationError(f"'{loaded.name}' has no folder with a configuration: choose a model in a folder")
-    return AutoConfig.from_pretrained(loaded.folder, trust_remote_code=False).get_text_config()
 
 
 def answer_vocabulary(prepared: Prepared, size: int) -> tuple[DraftVocabulary, float]:
@@ -167,31 +148,23 @@ def answer_vocabulary(prepared: Prepared, size: int) -> tuple[DraftVocabulary, f
     vocab = prepared.parts.vocab_size
     if size >= vocab:
         return DraftVocabulary.full(vocab), 1.0
-    counts = prepared.data.counts(prepared.seen)
     always = [token for token in prepared.loaded.eos_ids if token < vocab]
-    found = DraftVocabulary.from_counts(counts, size, always=always, vocab_size=vocab)
+    vocabulary = DraftVocabulary.from_counts(prepared.data.counts(prepared.seen), size, always=always, vocab_size=vocab)
     unseen = prepared.data.counts(prepared.unseen)
-    return found, coverage(found, unseen)
+    covered = int(unseen[vocabulary.ids[vocabulary.ids < len(unseen)]].sum())
+    return vocabulary, covered / int(unseen.sum()) if unseen.any() else 1.0
 
 
-def coverage(vocabulary: DraftVocabulary, counts: torch.Tensor) -> float:
-    """Return the share of counted tokens that a vocabulary has."""
-    total = int(counts.sum())
-    return int(counts[vocabulary.ids[vocabulary.ids < len(counts)]].sum()) / total if total else 1.0
-
-
-def chosen_features(layers: Iterable[int] | None, stored: Sequence[int], num_layers: int) -> list[int]:
+def chosen_features(layers: Sequence[int] | None, stored: Sequence[int], num_layers: int) -> list[int]:
     """Return the places of layers among the stored ones; all of them for None."""
     if layers is None:
         return list(range(len(stored)))
-    normal = [num_layers if layer == -1 else layer for layer in stored]
-    places = []
+    normal = {-1: num_layers}
+    known = {normal.get(layer, layer): place for place, layer in enumerate(stored)}
     for layer in layers:
-        wanted = num_layers if layer == -1 else layer
-        if wanted not in normal:
+        if normal.get(layer, layer) not in known:
             raise ConfigurationError(
                 f"the data has no hidden states of layer {layer}: it has {', '.join(map(str, stored))}; choose among "
                 "those, or make data with --features"
             )
-        places.append(normal.index(wanted))
-    return places
+    return [known[normal.get(layer, layer)] for layer in layers]

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field
 
 from draftree.build import require_positive
 from draftree.core.errors import ConfigurationError, suggestion
 from draftree.train.losses import loss_named
 from draftree.train.unroll import StepWeights
-
-__all__ = ["ADAMW", "MUON", "OPTIMIZERS", "Limits", "TrainSettings"]
 
 ADAMW, MUON = "adamw", "muon"
 OPTIMIZERS = (MUON, ADAMW)
@@ -35,11 +31,11 @@ class Limits:
     minutes: float | None = None
 
     def __post_init__(self) -> None:
-        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        given = {name: value for name, value in asdict(self).items() if value is not None}
         for name, value in given.items():
-            if value is not None and not value > 0:
+            if not value > 0:
                 raise ConfigurationError(f"{name} is {value}: it must be positive")
-        if all(value is None for value in given.values()):
+        if not given:
             raise ConfigurationError("a run needs a limit: give steps, tokens or minutes")
 
     def progress(self, steps: int, tokens: int, minutes: float) -> float:
@@ -101,17 +97,8 @@ class TrainSettings:
     max_skips: int = 5
 
     def __post_init__(self) -> None:
-        names = (
-            "batch_tokens",
-            "max_length",
-            "levels",
-            "evaluate_every",
-            "evaluate_texts",
-            "patience",
-            "depth",
-            "max_skips",
-        )
-        require_positive(self, *names)
+        require_positive(self, "batch_tokens", "max_length", "levels", "evaluate_every", "evaluate_texts", "patience")
+        require_positive(self, "depth", "max_skips")
         for name in ("learning_rate", "clip", "temperature"):
             if not getattr(self, name) > 0:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}: it must be positive")
@@ -126,10 +113,6 @@ class TrainSettings:
         loss_named(self.loss)
         loss_named(self.first_loss)
 
-    def facts(self) -> dict[str, Any]:
-        """Return the settings as JSON values."""
-        return dataclasses.asdict(self)
-
     def loss_at(self, progress: float) -> str:
         """Return the name of the loss at a share of the budget."""
         return self.first_loss if progress < self.first_share else self.loss
@@ -140,7 +123,6 @@ class TrainSettings:
 
     def digest(self) -> str:
         """Return a hash of what must be equal when a run is resumed: all but the budget and the reports."""
-        facts = self.facts()
-        for name in ("limits", "evaluate_texts", "patience", "max_skips"):
-            del facts[name]
+        spared = ("limits", "evaluate_texts", "patience", "max_skips")
+        facts = {name: value for name, value in asdict(self).items() if name not in spared}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,12 +17,35 @@ from draftree.heads.base import TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.train.batches import first_chain
 from draftree.train.checkpoints import TrainingError, load_checkpoint, save_checkpoint
-from draftree.train.data.shards import Text, TopRows
+from draftree.train.data.shards import Text
 from draftree.train.losses import LEAST_LOG, Rows
 
 
-class Teacher(Protocol):
-    """Distributions of the target for some positions."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Teacher:
+    """Distributions of the target for some positions: of the whole draft vocabulary, or of its most likely tokens.
+
+    With `ids`, all other tokens of the draft vocabulary are one column. It hides differences among rare tokens. In
+    return, nothing of the size of the draft vocabulary is kept, and losses read a few dozen columns.
+
+    Attributes:
+        log_p: log-probabilities of the tokens, shape (rows, tokens).
+        log_outside: log of the mass outside the draft vocabulary, shape (rows,); None if `ids` names all of it.
+        ids: rows of the draft vocabulary of the tokens, shape (rows, k), -1 for tokens outside it; None for the whole
+            draft vocabulary in order.
+        temperature: divisor of the drafter's logits; the target's were divided already.
+    """
+
+    log_p: Tensor
+    log_outside: Tensor | None = None
+    ids: Tensor | None = None
+    temperature: float = 1.0
+
+    def part(self, rows: Tensor | slice) -> Teacher:
+        """Return the distributions of some of the rows."""
+        outside = None if self.log_outside is None else self.log_outside[rows]
+        ids = None if self.ids is None else self.ids[rows]
+        return Teacher(self.log_p[rows], outside, ids, self.temperature)
 
     def rows(self, logits: Tensor) -> Rows:
         """Return these distributions beside the drafter's.
@@ -30,72 +53,22 @@ class Teacher(Protocol):
         Args:
             logits: of the drafter, shape (rows, draft vocabulary).
         """
-
-    def part(self, rows: Tensor | slice) -> Teacher:
-        """Return the distributions of some of the rows."""
-
-
-class FullTeacher:
-    """Logits of the target on the draft vocabulary.
-
-    Args:
-        log_p: log-probabilities of the target on the draft vocabulary, shape (rows, draft vocabulary), float32.
-        log_outside: log of the mass outside, shape (rows,).
-        temperature: divisor of the drafter's logits; the target's were divided already.
-    """
-
-    __slots__ = ("_log_outside", "_log_p", "_temperature")
-
-    def __init__(self, log_p: Tensor, log_outside: Tensor, temperature: float = 1.0) -> None:
-        self._log_p, self._log_outside, self._temperature = log_p, log_outside, temperature
-
-    def rows(self, logits: Tensor) -> Rows:
-        """Return the distributions beside the drafter's, one column for each token of the draft vocabulary."""
-        log_q = torch.log_softmax(logits / self._temperature, dim=-1)
-        return Rows(self._log_p, log_q, self._log_outside, log_q.detach().amax(dim=-1))
-
-    def part(self, rows: Tensor | slice) -> FullTeacher:
-        """Return the distributions of some of the rows."""
-        return FullTeacher(self._log_p[rows], self._log_outside[rows], self._temperature)
-
-
-class TopTeacher:
-    """The target's most likely tokens. All other tokens of the draft vocabulary are one column.
-
-    The column hides differences among rare tokens. In return, nothing of the size of the draft vocabulary is kept, and
-    losses read a few dozen columns.
-
-    Args:
-        draft_ids: rows of the draft vocabulary of the most likely tokens, shape (rows, k); -1 for tokens outside it.
-        log_p: their log-probabilities, same shape, float32 or float64.
-        log_outside: log of the mass outside the draft vocabulary, shape (rows,); None if `draft_ids` has all of it.
-    """
-
-    def __init__(
-        self, draft_ids: Tensor, log_p: Tensor, log_outside: Tensor | None = None, temperature: float = 1.0
-    ) -> None:
-        self._draft_ids, self._log_p, self._log_outside = draft_ids, log_p, log_outside
-        self._temperature = temperature
-
-    def rows(self, logits: Tensor) -> Rows:
-        """Return the distributions beside the drafter's; columns are the k tokens and the rest."""
-        is_inside = self._draft_ids >= 0
-        log_q, log_best = LogProbsAt.apply(logits, self._draft_ids.clamp_min(0), self._temperature)
+        if self.ids is None:
+            assert self.log_outside is not None, "the draft vocabulary has columns only"
+            log_q = torch.log_softmax(logits / self.temperature, dim=-1)
+            return Rows(self.log_p, log_q, self.log_outside, log_q.detach().amax(dim=-1))
+        is_inside = self.ids >= 0
+        log_q, log_best = LogProbsAt.apply(logits, self.ids.clamp_min(0), self.temperature)
         log_q = torch.where(is_inside, log_q, LEAST_LOG)
-        log_p = torch.where(is_inside, self._log_p, LEAST_LOG)
-        known = torch.where(is_inside, -math.inf, self._log_p).logsumexp(dim=-1)
-        if self._log_outside is None:
-            outside, rest_p = known, _log_complement(self._log_p)
+        log_p = torch.where(is_inside, self.log_p, LEAST_LOG)
+        if self.log_outside is None:
+            outside = torch.where(is_inside, -math.inf, self.log_p).logsumexp(dim=-1)
+            rest_p = _log_complement(self.log_p)
         else:
-            outside = self._log_outside
+            outside = self.log_outside
             rest_p = _log_complement(torch.cat((log_p, outside[:, None]), dim=-1))
         columns = (torch.cat((log_p, rest_p), dim=-1), torch.cat((log_q, _log_complement(log_q)), dim=-1))
         return Rows(*columns, outside.clamp_min(LEAST_LOG), log_best)
-
-    def part(self, rows: Tensor | slice) -> TopTeacher:
-        """Return the distributions of some of the rows."""
-        outside = None if self._log_outside is None else self._log_outside[rows]
-        return TopTeacher(self._draft_ids[rows], self._log_p[rows], outside, self._temperature)
 
 
 class LogProbsAt(torch.autograd.Function):
@@ -145,21 +118,7 @@ KEPT_TOKENS = 64
 """Most likely tokens that are kept for a row; at temperature 0.8 all others have under 1% of the mass of most rows."""
 MOST_EXACT = 256
 """Largest draft vocabulary that is kept as a whole."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class KeptRows:
-    """Distributions after the tokens of a text.
-
-    Attributes:
-        ids: rows of the draft vocabulary of the most likely tokens, shape (rows, k), int32; None for all in order.
-        log_p: log-probabilities of these tokens, shape (rows, k).
-        log_outside: log of the mass outside the draft vocabulary, shape (rows,).
-    """
-
-    ids: Tensor | None
-    log_p: Tensor
-    log_outside: Tensor
+FIELDS = ("ids", "log_p", "log_outside")
 
 
 class TargetRows:
@@ -179,7 +138,7 @@ class TargetRows:
         self._inside, self._outside = (flags.nonzero()[:, 0] for flags in (is_inside, ~is_inside))
         self._inside_rows = parts.output[self._inside].float()
         self._outside_rows = parts.output[self._outside]
-        self._kept: dict[int, KeptRows] = {}
+        self._kept: dict[int, Teacher] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -194,20 +153,21 @@ class TargetRows:
             f"{key - keys.start}/{name}": value
             for key, kept in self._kept.items()
             if key in keys
-            for name in ("ids", "log_p", "log_outside")
+            for name in FIELDS
             if (value := getattr(kept, name)) is not None
         }
         save_checkpoint(path, tensors, {})
 
     def load(self, path: Path, first: int) -> None:
         """Read distributions that `save` wrote, for texts whose keys begin at `first`."""
-        found: dict[int, dict[str, Tensor]] = {}
+        texts: dict[int, dict[str, Tensor]] = {}
         try:
             for name, value in load_checkpoint(path)[0].items():
                 key, _, field = name.partition("/")
-                found.setdefault(int(key), {})[field] = value
-            for number, one in found.items():
-                self._kept[first + number] = KeptRows(one.get("ids"), one["log_p"], one["log_outside"])
+                texts.setdefault(int(key), {})[field] = value
+            for number, tensors in texts.items():
+                log_p, log_outside = tensors["log_p"], tensors["log_outside"]
+                self._kept[first + number] = Teacher(log_p, log_outside, tensors.get("ids"), self._temperature)
         except MALFORMED as error:
             raise TrainingError(f"{path} is damaged ({error!r}): delete it") from None
 
@@ -225,49 +185,51 @@ class TargetRows:
             keys: a number for each text, under which its distributions are kept.
         """
         if all(text.last is not None for text in texts):
-            return self._full(texts, keys)
-        tops = [text.top for text in texts if text.top is not None]
-        if len(tops) == len(texts):
-            return self._top(texts, tops)
+            for text, key in zip(texts, keys, strict=True):
+                if key not in self._kept:
+                    self._kept[key] = self._distributions(text)
+            return self._joined([self._kept[key] for key in keys])
+        if all(text.top is not None for text in texts):
+            return self._joined([self._top(text) for text in texts])
         raise TrainingError(
             "the data has neither the last layer's states nor the most likely tokens: make it with "
             "'draftree train data'"
         )
 
-    def _full(self, texts: Sequence[Text], keys: Sequence[int]) -> Teacher:
-        device = self._inside_rows.device
-        for text, key in zip(texts, keys, strict=True):
-            if key not in self._kept:
-                self._kept[key] = self._distributions(text)
-        found = [self._kept[key] for key in keys]
-        log_p, outside = (
-            torch.cat([getattr(one, name) for one in found]).to(device).float() for name in ("log_p", "log_outside")
-        )
-        if found[0].ids is None:
-            return FullTeacher(log_p, outside, self._temperature)
-        ids = torch.cat([one.ids for one in found if one.ids is not None]).to(device=device, dtype=torch.int64)
-        return TopTeacher(ids, log_p, outside, self._temperature)
+    def _joined(self, parts: Sequence[Teacher]) -> Teacher:
+        """Return the rows of several texts on the device of computation, in float32."""
 
-    def _distributions(self, text: Text) -> KeptRows:
+        def joined(name: str) -> Tensor | None:
+            tensors = [value for part in parts if (value := getattr(part, name)) is not None]
+            return torch.cat(tensors).to(self._inside.device) if tensors else None
+
+        ids, log_p, outside = (joined(name) for name in FIELDS)
+        assert log_p is not None, "a batch has texts"
+        return replace(
+            parts[0],
+            log_p=log_p.float(),
+            log_outside=None if outside is None else outside.float(),
+            ids=None if ids is None else ids.long(),
+        )
+
+    def _distributions(self, text: Text) -> Teacher:
         """Compute the distributions after all tokens of a text that start a chain."""
         assert text.last is not None, "checked by the caller"
-        device, dtype = self._inside_rows.device, self._parts.output.dtype
+        device, dtype = self._inside.device, self._parts.output.dtype
         states = self._parts.finish(text.last[first_chain(text) :].to(device=device, dtype=dtype))
         logits = self._logits(states.float(), self._inside_rows, self._inside)
-        outside = self._outside_total(states)
+        outside = torch.full((len(states),), -math.inf)
+        if len(self._outside):
+            chunks = zip(self._outside_rows.split(CHUNK_TOKENS), self._outside.split(CHUNK_TOKENS), strict=True)
+            outside = torch.stack([self._logits(states, *chunk).logsumexp(dim=-1) for chunk in chunks]).logsumexp(dim=0)
         total = torch.logaddexp(logits.logsumexp(dim=-1), outside)
         log_outside = (outside - total).clamp_min(LEAST_LOG).cpu()
         if logits.shape[-1] <= MOST_EXACT:
-            return KeptRows(None, (logits - total[:, None]).clamp_min(LEAST_LOG).cpu(), log_outside)
+            log_p = (logits - total[:, None]).clamp_min(LEAST_LOG).cpu()
+            return Teacher(log_p, log_outside, temperature=self._temperature)
         values, ids = logits.topk(KEPT_TOKENS, dim=-1)
-        log_p = (values - total[:, None]).clamp_min(LEAST_LOG)
-        return KeptRows(ids.to(torch.int32).cpu(), log_p.half().cpu(), log_outside)
-
-    def _outside_total(self, states: Tensor) -> Tensor:
-        if not len(self._outside):
-            return torch.full((len(states),), -math.inf)
-        pairs = zip(self._outside_rows.split(CHUNK_TOKENS), self._outside.split(CHUNK_TOKENS), strict=True)
-        return torch.stack([self._logits(states, *pair).logsumexp(dim=-1) for pair in pairs]).logsumexp(dim=0)
+        log_p = (values - total[:, None]).clamp_min(LEAST_LOG).half().cpu()
+        return Teacher(log_p, log_outside, ids.to(torch.int32).cpu(), self._temperature)
 
     def _logits(self, states: Tensor, output: Tensor, ids: Tensor) -> Tensor:
         """Return logits over the temperature of some rows of the output head, float32."""
@@ -277,21 +239,15 @@ class TargetRows:
             products = products + facts.bias[ids.to(facts.bias.device)].to(products.device)
         return facts.capped(products) / self._temperature
 
-    def _top(self, texts: Sequence[Text], tops: Sequence[TopRows]) -> Teacher:
-        device = self._inside_rows.device
-        ids, log_probs = [], []
-        for text, top in zip(texts, tops, strict=True):
-            first = first_chain(text)
-            ids.append(self._vocabulary.places(top.ids[first:].to(device)))
-            log_probs.append(self._tempered(top.logits[first:].to(device)))
-        return TopTeacher(torch.cat(ids), torch.cat(log_probs), temperature=self._temperature)
-
-    def _tempered(self, log_p: Tensor) -> Tensor:
-        """Return log-probabilities at the temperature, from those at 1; other tokens count as equally likely."""
-        if self._temperature == 1.0:
-            return log_p
-        count = max(1, self._parts.vocab_size - log_p.shape[1])
-        rest = (1 - log_p.double().exp().sum(dim=-1)).clamp_min(1e-9).log().float()
-        tail = math.log(count) + (rest - math.log(count)) / self._temperature
-        scaled = log_p / self._temperature
-        return scaled - torch.logaddexp(scaled.logsumexp(dim=-1), tail)[:, None]
+    def _top(self, text: Text) -> Teacher:
+        """Return stored most likely tokens at the temperature; all others count as equally likely."""
+        assert text.top is not None, "checked by the caller"
+        first, device, temperature = first_chain(text), self._inside.device, self._temperature
+        log_p = text.top.logits[first:].to(device)
+        if temperature != 1.0:
+            log_count = math.log(max(1, self._parts.vocab_size - log_p.shape[1]))
+            rest = (1 - log_p.double().exp().sum(dim=-1)).clamp_min(1e-9).log().float()
+            tail = log_count + (rest - log_count) / temperature
+            log_p = log_p / temperature
+            log_p = log_p - torch.logaddexp(log_p.logsumexp(dim=-1), tail)[:, None]
+        return Teacher(log_p, ids=self._vocabulary.places(text.top.ids[first:].to(device)), temperature=temperature)

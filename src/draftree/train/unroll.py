@@ -26,19 +26,15 @@ from draftree.train.teacher import Teacher
 
 
 class UnrollAttention:
-    """`Attend` of a batch; call `next_step` between steps."""
+    """`Attend` of a batch; the first call for a layer is step 0."""
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
-        self._step = 0
         self._true: dict[int, tuple[Tensor, Tensor]] = {}
         """Keys and values of step 0 by layer, padded, shape (texts, heads, longest, head_dim)."""
         self._own: dict[int, list[tuple[Tensor, Tensor]]] = {}
         """Keys and values of later steps by layer, shape (chains, heads, head_dim)."""
         self._hidden: Tensor | None = None
-
-    def next_step(self) -> None:
-        self._step += 1
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attend as `Attend` does.
@@ -47,7 +43,7 @@ class UnrollAttention:
         """
         groups = query.shape[-2] // key.shape[-2]
         key, value = (part.repeat_interleave(groups, dim=-2) for part in (key, value))
-        return self._first(layer, query, key, value) if self._step == 0 else self._later(layer, query, key, value)
+        return self._later(layer, query, key, value) if layer in self._true else self._first(layer, query, key, value)
 
     def _first(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         rows, chains = self._batch.rows, self._batch.chain_rows
@@ -86,8 +82,7 @@ class UnrollAttention:
         """Return which true rows come after the start of each chain, shape (texts, 1, chains, rows)."""
         if self._hidden is None:
             batch = self._batch
-            # places of rows count from the start of their text's line
-            start = batch.chain_rows.padded(batch.rows.places[batch.chains] % batch.rows.longest)
+            start = batch.chain_rows.padded(batch.rows.columns[batch.chains])
             columns = torch.arange(batch.rows.longest, device=start.device)
             self._hidden = (columns > start[..., None])[:, None]
         return self._hidden
@@ -111,7 +106,6 @@ def unroll(head: FeatureHead, batch: Batch, steps: int) -> Iterator[Tensor]:
     states = head.run(batch.tokens, head.project(batch.features), batch.positions, attend, batch.chains)
     yield states
     for step in range(1, steps):
-        attend.next_step()
         rows, _ = batch.step_rows(step)
         positions = batch.positions[batch.chains] + step
         states = head.run(batch.tokens[rows], head.recycle(states), positions, attend)
@@ -163,11 +157,8 @@ class StepTotals:
 
     def add(self, other: StepTotals) -> None:
         """Add the sums of other chains."""
-        self.count += other.count
-        self.loss += other.loss
-        self.weighted += other.weighted
-        self.accepted += other.accepted
-        self.greedy += other.greedy
+        for name in ("count", "loss", "weighted", "accepted", "greedy"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 def backward(

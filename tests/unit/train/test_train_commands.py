@@ -17,8 +17,9 @@ from draftree.heads.folders import read_config, read_head
 from draftree.loading.auto_draft import trained_for
 from draftree.loading.load import load_model
 from draftree.options import ModelOptions
-from draftree.train.block import BlockOptions, train_block
+from draftree.train.block import train_block
 from draftree.train.data.shards import TrainingData
+from draftree.train.head import HeadOptions
 from draftree.train.loop import read_log
 from draftree.train.preparing import TrainingJob
 from draftree.train.settings import Limits, TrainSettings
@@ -234,7 +235,7 @@ def test_a_block_head_starts_from_a_head_and_is_continued(
 def test_a_block_is_not_trained_at_fewer_levels(model: Path, data: Path, tmp_path: Path) -> None:
     job = TrainingJob(options=ModelOptions(str(model)), data=(data,), output=tmp_path / "block")
     with pytest.raises(ConfigurationError, match="levels is 2 and depth is 3: a block has all its levels"):
-        train_block(job, TrainSettings(Limits(steps=1), levels=2, depth=3), BlockOptions())
+        train_block(job, TrainSettings(Limits(steps=1), levels=2, depth=3), HeadOptions())
 
 
 def test_a_boosted_head_is_compared_with_the_best_two_tokens_of_the_first(

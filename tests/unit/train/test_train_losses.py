@@ -11,7 +11,7 @@ from torch import Tensor
 
 from draftree.core.noise import Noise, gumbel
 from draftree.train.losses import LEAST_LOG, LOSSES, Rows, condensed, coupled_acceptance, loss_named, overlap
-from draftree.train.teacher import FullTeacher, LogProbsAt, TopTeacher
+from draftree.train.teacher import LogProbsAt, Teacher
 
 VOCAB = 20
 DRAFTS = 400_000
@@ -111,7 +111,7 @@ def test_values_by_brute_force(name: str) -> None:
 def test_gradients_are_the_differences(name: str) -> None:
     """For `lk_hybrid` with the share of each part held, as its definition says."""
     p, start = distributions(19)
-    teacher = FullTeacher(p[:, :9].log(), (1 - p[:, :9].sum(-1)).log())
+    teacher = Teacher(p[:, :9].log(), (1 - p[:, :9].sum(-1)).log())
 
     def loss(logits: Tensor) -> Tensor:
         rows = teacher.rows(logits)
@@ -137,7 +137,7 @@ def test_certain_and_impossible_tokens_have_finite_gradients(name: str, dtype: t
     outside = target.logsumexp(-1) + torch.tensor([-torch.inf, 0.0, 60.0], dtype=dtype)
     total = torch.logaddexp(target.logsumexp(-1), outside)
     log_p = (target - total[:, None]).clamp_min(LEAST_LOG)
-    found = LOSSES[name](FullTeacher(log_p, (outside - total).clamp_min(LEAST_LOG)).rows(logits))
+    found = LOSSES[name](Teacher(log_p, (outside - total).clamp_min(LEAST_LOG)).rows(logits))
     found.sum().backward()
     assert found.isfinite().all()
     assert logits.grad is not None
@@ -148,7 +148,7 @@ def test_certain_and_impossible_tokens_have_finite_gradients(name: str, dtype: t
 def test_descent_reaches_the_target(name: str) -> None:
     """From near the target; a loss whose optimum is elsewhere, or whose sign is wrong, moves away."""
     p, start = distributions(23)
-    teacher = FullTeacher(p.log(), torch.full((3,), -60.0, dtype=torch.float64))
+    teacher = Teacher(p.log(), torch.full((3,), -60.0, dtype=torch.float64))
     logits = start.log().requires_grad_()
     optimizer = torch.optim.Adam([logits], lr=0.02)
     before = overlap(p.log(), teacher.rows(logits).log_q).mean()
@@ -163,9 +163,9 @@ def test_descent_reaches_the_target(name: str) -> None:
 def test_most_likely_tokens_and_the_rest_give_nearly_the_full_rows() -> None:
     """All tokens but the rarest: the rest is one column, so acceptance is at most its mass too high."""
     p, q = distributions(29, tokens=64)
-    full = FullTeacher(p.log(), torch.full((3,), -69.0, dtype=torch.float64)).rows(q.log())
+    full = Teacher(p.log(), torch.full((3,), -69.0, dtype=torch.float64)).rows(q.log())
     values, tokens = p.log().topk(40, dim=-1)
-    top = TopTeacher(tokens, values).rows(q.log())
+    top = Teacher(values, ids=tokens).rows(q.log())
     rest = 1 - values.exp().sum(-1)
     assert top.log_p.exp().sum(-1).allclose(torch.ones(3, dtype=torch.float64))
     assert top.log_q.exp().sum(-1).allclose(torch.ones(3, dtype=torch.float64))
@@ -192,7 +192,7 @@ def test_kept_tokens_and_the_known_mass_outside() -> None:
     p, q = distributions(53)
     values, ids = p[:, :10].log().topk(6, dim=-1)
     outside = p[:, 10:].sum(-1)
-    rows = TopTeacher(ids, values, outside.log()).rows(q[:, :10].log())
+    rows = Teacher(values, outside.log(), ids).rows(q[:, :10].log())
     assert rows.log_outside.exp().allclose(outside)
     assert rows.log_p[:, -1].exp().allclose(p[:, :10].sum(-1) - values.exp().sum(-1))
     assert rows.log_p.exp().sum(-1).allclose(1 - outside)
@@ -203,7 +203,7 @@ def test_most_likely_tokens_outside_the_draft_vocabulary_are_mass_outside() -> N
     p, q = distributions(31, rows=1)
     values, tokens = p.log().topk(VOCAB - 1, dim=-1)
     draft_ids = torch.where(tokens < 12, tokens, -1)
-    rows = TopTeacher(draft_ids, values).rows(q[:, :12].log())
+    rows = Teacher(values, ids=draft_ids).rows(q[:, :12].log())
     assert rows.log_outside.exp().item() == pytest.approx(p[0, tokens[0][tokens[0] >= 12]].sum().item(), rel=1e-9)
     assert rows.log_p.exp().sum().item() + rows.log_outside.exp().item() == pytest.approx(1.0, rel=1e-9)
 
