@@ -11,16 +11,18 @@ import math
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from statistics import fmean
 from typing import final
 
 import torch
 from torch import Tensor
 
+from draftree.build import require_positive
 from draftree.core.errors import ConfigurationError, InvalidRequestError
 from draftree.core.host import single_threaded
 from draftree.engine.engine import Engine
@@ -28,7 +30,6 @@ from draftree.engine.parts import StateRows, StateSink
 from draftree.engine.sequence import WritingSequence
 from draftree.llm import LLM
 from draftree.loading.loaded import LoadedModel, require_layers
-from draftree.models.base import LanguageModel
 from draftree.options import EngineLimits
 from draftree.sampling.params import SamplingParams
 from draftree.train.data.prompts import Job, PromptSet, jobs_of
@@ -85,10 +86,6 @@ class StateCollector(StateSink):
         """Forget the states of a text that failed."""
         self._texts.pop(sequence, None)
 
-    def clear(self) -> None:
-        """Forget all texts."""
-        self._texts.clear()
-
 
 AUTO, NONE = "auto", "none"
 MEGABYTE = 1_000_000
@@ -124,10 +121,7 @@ class CaptureSettings:
     shard_megabytes: int = 64
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "max_prompt_tokens", "batch", "shard_megabytes"):
-            self._require_positive(name, getattr(self, name))
-        if self.limit_tokens is not None:
-            self._require_positive("limit_tokens", self.limit_tokens)
+        require_positive(self, "max_tokens", "max_prompt_tokens", "limit_tokens", "batch", "shard_megabytes")
         if not self.temperatures or any(not math.isfinite(t) or t < 0 for t in self.temperatures):
             raise ConfigurationError(
                 f"temperatures are {list(self.temperatures)}: give one or several numbers of at least 0"
@@ -136,11 +130,6 @@ class CaptureSettings:
             raise ConfigurationError(f"teacher is '{self.teacher}': give 'hidden' or 'top-k:K', such as top-k:64")
         if self.features not in (AUTO, NONE):
             _numbers(self.features)
-
-    @staticmethod
-    def _require_positive(name: str, value: int) -> None:
-        if value < 1:
-            raise ConfigurationError(f"{name} is {value}: it must be at least 1")
 
     def layers(self, num_layers: int) -> tuple[int, ...]:
         """Return the captured layers of a target of `num_layers` layers, counted from 0."""
@@ -152,16 +141,16 @@ class CaptureSettings:
             high = max(middle + 1, num_layers - 3)
             return tuple(layer for layer in (low, middle, high) if layer <= num_layers)
         named = _numbers(self.features)
-        found = tuple(layer if layer >= 0 else num_layers + 1 + layer for layer in named)
-        strange = [given for given, layer in zip(named, found, strict=True) if not 0 <= layer <= num_layers]
-        if strange:
-            raise ConfigurationError(
-                f"features name layer {strange[0]}, but the target has {num_layers} layers: choose from 0 to "
-                f"{num_layers}, where {num_layers} is the output of the last one"
-            )
-        if len(set(found)) < len(found):
+        for layer in named:
+            if not -num_layers - 1 <= layer <= num_layers:
+                raise ConfigurationError(
+                    f"features name layer {layer}, but the target has {num_layers} layers: choose from 0 to "
+                    f"{num_layers}, where {num_layers} is the output of the last one"
+                )
+        layers = tuple(layer % (num_layers + 1) for layer in named)
+        if len(set(layers)) < len(layers):
             raise ConfigurationError(f"features are '{self.features}': name each layer once")
-        return found
+        return layers
 
 
 def _numbers(features: str) -> tuple[int, ...]:
@@ -201,11 +190,12 @@ class Capture:
     """A capture of training data into a folder."""
 
     def __init__(self, llm: LLM, loaded: LoadedModel, sets: Sequence[PromptSet], settings: CaptureSettings) -> None:
-        self._llm = llm
-        self._settings = settings
-        model = llm.model
+        self._llm, self._settings, model = llm, settings, llm.model
         self._features = settings.layers(model.num_layers)
-        self.chat = _uses_chat(llm, settings.chat)
+        has_template = llm.tokenizer is not None and llm.tokenizer.has_chat_template
+        if settings.chat and not has_template:
+            raise ConfigurationError("the target has no chat template: use --raw")
+        self.chat = has_template if settings.chat is None else settings.chat
         top_k = top_k_of(settings.teacher, model.vocab_size)
         self._layers = (*self._features, model.num_layers)
         require_layers(self._layers, loaded)
@@ -213,11 +203,7 @@ class Capture:
             raise ConfigurationError("training data need texts of the target itself: choose a verifier that is exact")
         self._teacher = None if top_k is None else TopTeacher(model, top_k)
         self.jobs = jobs_of(sets, temperatures=settings.temperatures, seed=settings.seed)
-        self.recipe = self._recipe(loaded, sets)
-
-    def _recipe(self, loaded: LoadedModel, sets: Sequence[PromptSet]) -> Recipe:
-        settings, model = self._settings, self._llm.model
-        return Recipe(
+        self.recipe = Recipe(
             target=loaded.name,
             fingerprint=model.fingerprint,
             dtype=str(model.dtype).removeprefix("torch."),
@@ -225,7 +211,7 @@ class Capture:
             exact=model.is_exact,
             features=self._features,
             num_layers=model.num_layers,
-            hidden=_width(model),
+            hidden=int(model.output_head().shape[1]),
             vocab=model.vocab_size,
             teacher=settings.teacher,
             chat=self.chat,
@@ -234,7 +220,7 @@ class Capture:
             max_prompt_tokens=settings.max_prompt_tokens,
             seed=settings.seed,
             shard_bytes=settings.shard_megabytes * MEGABYTE,
-            prompts=tuple(one.source for one in sets),
+            prompts=tuple(prompts.source for prompts in sets),
         )
 
     @property
@@ -266,20 +252,16 @@ class Capture:
             clock: returns seconds, for the time between writes of the unfinished shard.
         """
         writer = ShardWriter(folder, self.recipe, row_bytes=self.row_bytes)
-        limit = self._settings.limit_tokens
-        saved = clock()
+        limit, saved = self._settings.limit_tokens, clock()
         try:
-            with self._texts(self.jobs[writer.next_prompt :]) as texts:
-                while limit is None or writer.num_tokens < limit:
-                    found = next(texts, None)
-                    if found is None:
-                        break
-                    if isinstance(found, Text):
-                        writer.add(found)
-                    elif isinstance(found, str):
-                        writer.skip(found)
+            with closing(self._generated(self.jobs[writer.next_prompt :])) as texts:
+                while (limit is None or writer.num_tokens < limit) and (text := next(texts, None)) is not None:
+                    if isinstance(text, Text):
+                        writer.add(text)
+                    elif isinstance(text, str):
+                        writer.skip(text)
                     elif on_progress is not None:
-                        on_progress(Progress(writer.num_texts, writer.num_tokens, writer.next_prompt, found))
+                        on_progress(Progress(writer.num_texts, writer.num_tokens, writer.next_prompt, text))
                     if clock() - saved >= SAVE_SECONDS:
                         writer.save()
                         saved = clock()
@@ -298,43 +280,37 @@ class Capture:
         parts = replace(self._llm.engine.parts, sink=collector)
         return collector, Engine(parts, EngineLimits(max_batch_size=self._settings.batch, prefix_cache_size=0))
 
-    @contextmanager
-    def _texts(self, jobs: Sequence[Job]) -> Iterator[Iterator[Text | str | int]]:
+    def _generated(self, jobs: Sequence[Job]) -> Generator[Text | str | int]:
+        """Yield texts and reasons of skipped prompts in order, and after every pass the number of rows in progress."""
         collector, engine = self.engine()
         waiting: deque[tuple[Job, WritingSequence | str]] = deque()
-        try:
-            yield self._generated(engine, collector, jobs, waiting)
-        finally:
-            engine.abort(_texts_in(waiting))
 
-    def _generated(
-        self,
-        engine: Engine,
-        collector: StateCollector,
-        jobs: Sequence[Job],
-        waiting: deque[tuple[Job, WritingSequence | str]],
-    ) -> Iterator[Text | str | int]:
-        """Yield texts and reasons of skipped prompts in order, and after every pass the number of rows in progress."""
+        def sequences() -> list[WritingSequence]:
+            return [sequence for _, sequence in waiting if not isinstance(sequence, str)]
+
         left = iter(jobs)
-        while True:
-            unfinished = sum(not sequence.is_finished for sequence in _texts_in(waiting))
-            for job in islice(left, max(0, self._settings.batch - unfinished)):
-                found = self.sequence(job)
-                waiting.append((job, found))
-                if not isinstance(found, str):
-                    engine.add(found)
-            if not waiting:
-                return
-            if not engine.is_idle:
-                engine.step()
-            yield sum(len(sequence.history) for sequence in _texts_in(waiting))
-            while waiting:
-                job, found = waiting[0]
-                if not isinstance(found, str) and not found.is_finished:
-                    break
-                done = found if isinstance(found, str) else self._stored(job, found, collector)
-                waiting.popleft()
-                yield done
+        try:
+            while True:
+                unfinished = sum(not sequence.is_finished for sequence in sequences())
+                for job in islice(left, max(0, self._settings.batch - unfinished)):
+                    sequence = self.sequence(job)
+                    waiting.append((job, sequence))
+                    if not isinstance(sequence, str):
+                        engine.add(sequence)
+                if not waiting:
+                    return
+                if not engine.is_idle:
+                    engine.step()
+                yield sum(len(sequence.history) for sequence in sequences())
+                while waiting:
+                    job, sequence = waiting[0]
+                    if not isinstance(sequence, str) and not sequence.is_finished:
+                        break
+                    done = sequence if isinstance(sequence, str) else self._stored(job, sequence, collector)
+                    waiting.popleft()
+                    yield done
+        finally:
+            engine.abort(sequences())
 
     def sequence(self, job: Job) -> WritingSequence | str:
         """Return the text to generate, or the reason why there is none."""
@@ -349,10 +325,9 @@ class Capture:
                 seed=job.seed,
                 detokenize=False,
             )
-            (sequence,) = self._llm.requests.sequences(ids, params)
+            return self._llm.requests.sequences(ids, params)[0]
         except InvalidRequestError:  # for example a template without system messages
             return REFUSED
-        return sequence
 
     def prompt_ids(self, job: Job) -> list[int]:
         if self.chat:
@@ -364,33 +339,17 @@ class Capture:
             collector.drop(sequence)
             return FAILED
         states = collector.pop(sequence)
-        features, last = states[:, :-1], states[:, -1]
-        top = None if self._teacher is None else self._teacher.top(last)
+        top = None if self._teacher is None else self._teacher.top(states[:, -1])
         return Text(
             tokens=torch.from_numpy(sequence.history.tokens.astype("int64")),
             prompt_length=sequence.history.prompt_length,
-            features=features,
-            last=last if top is None else None,
+            features=states[:, :-1],
+            last=states[:, -1] if top is None else None,
             top=top,
             temperature=job.temperature,
             seed=job.seed,
             prompt_id=job.prompt_id,
         )
-
-
-def _texts_in(waiting: deque[tuple[Job, WritingSequence | str]]) -> list[WritingSequence]:
-    return [sequence for _, sequence in waiting if not isinstance(sequence, str)]
-
-
-def _uses_chat(llm: LLM, chat: bool | None) -> bool:
-    has_template = llm.tokenizer is not None and llm.tokenizer.has_chat_template
-    if chat and not has_template:
-        raise ConfigurationError("the target has no chat template: use --raw")
-    return has_template if chat is None else chat
-
-
-def _width(model: LanguageModel) -> int:
-    return int(model.output_head().shape[1])
 
 
 SAMPLE = 100
@@ -444,7 +403,7 @@ def estimate(
     lengths = [len(found.history) for found in _sequences(capture, done_prompts, SAMPLE)]
     if not lengths:
         return Estimate(0, 0, 0, 0.0, 0.0)
-    prompt = sum(lengths) / len(lengths)
+    prompt = fmean(lengths)
     rows = prompt + settings.max_tokens - 1
     texts, tokens = len(jobs), round(len(jobs) * rows)
     if settings.limit_tokens is not None:

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
 from importlib.resources import files
-from itertools import accumulate, islice, pairwise, zip_longest
+from itertools import accumulate, islice, pairwise, takewhile, zip_longest
 from pathlib import Path
+from typing import NamedTuple
 
+from draftree.build import require_positive
 from draftree.core.errors import ConfigurationError
 from draftree.llm import LLM
 from draftree.sampling.params import SamplingParams
@@ -58,10 +60,9 @@ class PromptSet:
     @property
     def source(self) -> PromptSource:
         """Name, size and checksum for the manifest."""
-        found = hashlib.sha256()
-        for prompt in self.prompts:
-            found.update(json.dumps([dict(message) for message in prompt.messages], sort_keys=True).encode() + b"\n")
-        return PromptSource(name=self.name, count=len(self.prompts), sha256=found.hexdigest(), licence=self.licence)
+        lines = (json.dumps([dict(message) for message in prompt.messages], sort_keys=True) for prompt in self.prompts)
+        checksum = hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
+        return PromptSource(name=self.name, count=len(self.prompts), sha256=checksum, licence=self.licence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +85,8 @@ def jobs_of(sets: Sequence[PromptSet], *, temperatures: Sequence[float], seed: i
     The first prompts are an even sample of the sets, of which small ones are used completely. Order, temperatures and
     seeds are functions of the arguments only.
     """
-    prompts = [prompt for one in sets for prompt in one.prompts]
-    starts = [0, *accumulate(len(one.prompts) for one in sets)]
+    prompts = [prompt for own in sets for prompt in own.prompts]
+    starts = [0, *accumulate(len(own.prompts) for own in sets)]
     shuffled = [
         sorted(range(first, end), key=lambda prompt_id: _hash(f"order {seed}/{prompt_id}"))
         for first, end in pairwise(starts)
@@ -141,9 +142,7 @@ class MessageSettings:
     batch: int = 64
 
     def __post_init__(self) -> None:
-        for name in ("number", "batch"):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(f"{name} is {getattr(self, name)}: it must be at least 1")
+        require_positive(self, "number", "batch")
         if self.max_tokens <= MIN_TOKENS:
             raise ConfigurationError(
                 f"max_tokens is {self.max_tokens}: it must be at least {MIN_TOKENS + 1}, because shorter messages "
@@ -166,15 +165,10 @@ class MessageSettings:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class UserTurn:
-    """Where a chat template has the user's message.
+class UserTurn(NamedTuple):
+    """Where a chat template has the user's message: the tokens before it, and the token that ends it."""
 
-    Attributes:
-        end: the token id that ends the message.
-    """
-
-    before: tuple[int, ...]
+    before: list[int]
     end: int
 
 
@@ -188,7 +182,12 @@ def user_turn(llm: LLM) -> UserTurn:
         raise ConfigurationError("the chat template writes nothing before a user's message: give prompts")
     if not after or after[0] not in llm.tokenizer.special_ids:
         raise ConfigurationError("the chat template does not end a user's message with a special token: give prompts")
-    return UserTurn(tuple(before), after[0])
+    return UserTurn(list(before), after[0])
+
+
+def _common(first: list[int], second: list[int]) -> list[int]:
+    """Return the longest common beginning."""
+    return [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))]
 
 
 def magpie_prompts(
@@ -203,39 +202,25 @@ def magpie_prompts(
         on_progress: called after each batch with the number of messages so far.
     """
     turn = user_turn(llm)
-    found: dict[str, None] = {}
+    messages: dict[str, None] = {}
     drawn = 0
-    while len(found) < settings.number:
+    while len(messages) < settings.number:
         if drawn >= MAX_ATTEMPTS * settings.number + settings.batch:
             raise ConfigurationError(
-                f"the model wrote {len(found)} different messages in {drawn} attempts: ask for fewer, raise "
+                f"the model wrote {len(messages)} different messages in {drawn} attempts: ask for fewer, raise "
                 "max_tokens or the temperature, or give prompts"
             )
-        seed = settings.seed + drawn
-        found.update(dict.fromkeys(_drawn(llm, turn, range(seed, seed + settings.batch), settings)))
+        first = settings.seed + drawn
+        params = [settings.params(seed, turn.end) for seed in range(first, first + settings.batch)]
+        for result in llm.generate([turn.before] * len(params), params):
+            text = result.text.strip()
+            # the token that ended the message is counted in token_ids
+            if result.finish_reason == "stop" and len(result.token_ids) > MIN_TOKENS and text:
+                messages[text] = None
         drawn += settings.batch
         if on_progress is not None:
-            on_progress(min(settings.number, len(found)))
-    return list(found)[: settings.number]
-
-
-def _drawn(llm: LLM, turn: UserTurn, seeds: range, settings: MessageSettings) -> Iterator[str]:
-    params = [settings.params(seed, turn.end) for seed in seeds]
-    for result in llm.generate([list(turn.before)] * len(params), params):
-        text = result.text.strip()
-        # the token that ended the message is counted in token_ids
-        if result.finish_reason == "stop" and len(result.token_ids) > MIN_TOKENS and text:
-            yield text
-
-
-def _common(first: list[int], second: list[int]) -> list[int]:
-    """Return the longest common beginning."""
-    length = 0
-    for one, other in zip(first, second, strict=False):
-        if one != other:
-            break
-        length += 1
-    return first[:length]
+            on_progress(min(settings.number, len(messages)))
+    return list(messages)[: settings.number]
 
 
 # Prompts from the documentation and the sources of installed packages, which are read and never imported.
@@ -277,19 +262,14 @@ def package_prompts(number: int) -> tuple[list[DataPrompt], list[str]]:
     Returns:
         The prompts, and the packages that they quote, each with version and licence.
     """
-    found = {_key(package): package for package in distributions()}
-    names = sorted(name for name in found if not name.startswith(f"{OWN}=="))
-    rounds = zip_longest(*([(name, text) for text in _prompts(found[name], number)] for name in names))
+    packages = {f"{str(own.metadata['Name']).lower()}=={own.version}": own for own in distributions()}
+    names = sorted(name for name in packages if not name.startswith(f"{OWN}=="))
+    rounds = zip_longest(*([(name, text) for text in _prompts(packages[name], number)] for name in names))
     chosen = list(islice((pair for turn in rounds for pair in turn if pair is not None), number))
-    used = sorted({name for name, _ in chosen})
     return (
         [DataPrompt.of_text(text) for _, text in chosen],
-        [f"{name} ({licence_of(found[name])})" for name in used],
+        [f"{name} ({licence_of(packages[name])})" for name in sorted({name for name, _ in chosen})],
     )
-
-
-def _key(package: Distribution) -> str:
-    return f"{str(package.metadata['Name']).lower()}=={package.version}"
 
 
 LONGEST_LICENCE = 120
@@ -308,20 +288,18 @@ def licence_of(package: Distribution) -> str:
 
 def _prompts(package: Distribution, number: int) -> list[str]:
     """Return prompts of one package, different ones only, in the order of a hash."""
-    made = dict.fromkeys(_of_description(package))
-    for path in _sources(package):
-        made |= dict.fromkeys(_of_source(path))
+    description = str(package.metadata.json.get("description", ""))
+    made = dict.fromkeys(_about(_paragraphs(description), OF_TEXT))
+    sources = [file for file in package.files or () if file.suffix == ".py" and "test" not in str(file).lower()]
+    for file in sorted(sources, key=lambda file: _hash(str(file)))[:MAX_FILES]:
+        made |= dict.fromkeys(_of_source(Path(str(package.locate_file(file)))))
     return sorted(made, key=_hash)[:number]
-
-
-def _of_description(package: Distribution) -> Iterator[str]:
-    yield from _about(_paragraphs(str(package.metadata.json.get("description", ""))), OF_TEXT)
 
 
 def _paragraphs(text: str) -> Iterator[str]:
     """Yield runs of paragraphs of prose of a suitable length."""
     run: list[str] = []
-    for paragraph in re.split(r"\n\s*\n", text.replace("\r", "")):
+    for paragraph in (*re.split(r"\n\s*\n", text.replace("\r", "")), ""):
         own = paragraph.strip()
         is_prose = len(own) > 60 and own[0].isalpha() and not re.search(r"https?://|[<>{}|`]|::|\.\. ", own)
         if is_prose and sum(map(len, run)) + len(own) <= MAX_TEXT:
@@ -330,15 +308,6 @@ def _paragraphs(text: str) -> Iterator[str]:
         if sum(map(len, run)) >= MIN_TEXT:
             yield "\n\n".join(run)
         run = [own] if is_prose and len(own) <= MAX_TEXT else []
-    if sum(map(len, run)) >= MIN_TEXT:
-        yield "\n\n".join(run)
-
-
-def _sources(package: Distribution) -> list[Path]:
-    names = [file for file in package.files or () if file.suffix == ".py" and "test" not in str(file).lower()]
-    return [
-        Path(str(package.locate_file(file))) for file in sorted(names, key=lambda file: _hash(str(file)))[:MAX_FILES]
-    ]
 
 
 def _of_source(path: Path) -> Iterator[str]:
@@ -352,19 +321,15 @@ def _of_source(path: Path) -> Iterator[str]:
     lines = source.splitlines()
     texts = [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef)]
     yield from _about((part for text in texts for part in _paragraphs(text)), OF_TEXT)
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    yield from _about(_bodies(functions, lines), OF_FUNCTION)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            own = lines[node.lineno - 1 : node.end_lineno]
+            has_code = len(node.body) > 1 or not isinstance(node.body[0], ast.Expr | ast.Pass)
+            if has_code and MIN_LINES <= len(own) <= MAX_LINES and not _is_data(own):
+                indent = len(own[0]) - len(own[0].lstrip())
+                yield from _about(["\n".join(line[indent:] for line in own)], OF_FUNCTION)
     if len(lines) > 2 * HEAD_LINES and not _is_data(lines[:HEAD_LINES]):
         yield from _about(["\n".join(lines[:HEAD_LINES])], OF_FILE)
-
-
-def _bodies(functions: Iterable[ast.FunctionDef], lines: Sequence[str]) -> Iterator[str]:
-    for function in functions:
-        own = lines[function.lineno - 1 : function.end_lineno]
-        has_code = len(function.body) > 1 or not isinstance(function.body[0], ast.Expr | ast.Pass)
-        if has_code and MIN_LINES <= len(own) <= MAX_LINES and not _is_data(own):
-            indent = len(own[0]) - len(own[0].lstrip())
-            yield "\n".join(line[indent:] for line in own)
 
 
 def _is_data(lines: Sequence[str]) -> bool:
@@ -427,29 +392,16 @@ class Template:
         start, step = (_hash(f"{kind} {self.text}") % size for kind in ("start", "step"))
         while math.gcd(step, size) != 1:
             step += 1
-        for place in range(size):
-            found = self.filled((start + place * step) % size)
-            if found is not None:
-                yield found
+        filled = (self.filled((start + place * step) % size) for place in range(size))
+        yield from (prompt for prompt in filled if prompt is not None)
 
 
 def expanded(number: int) -> list[DataPrompt]:
     """Return the first `number` prompts of the package's templates; fewer if they have fewer combinations."""
     content = json.loads(files("draftree.train.data.shipped").joinpath("templates.json").read_text("utf-8"))
     sources = [Template.of(entry["prompt"], content["slots"]).prompts() for entry in content["templates"]]
-    return [DataPrompt.of_text(text) for text in islice(_in_turn(sources), number)]
-
-
-def _in_turn(sources: list[Iterator[str]]) -> Iterator[str]:
-    while sources:
-        ended = []
-        for place, source in enumerate(sources):
-            found = next(source, None)
-            if found is None:
-                ended.append(place)
-            else:
-                yield found
-        sources = [source for place, source in enumerate(sources) if place not in ended]
+    turns = (text for turn in zip_longest(*sources) for text in turn if text is not None)
+    return [DataPrompt.of_text(text) for text in islice(turns, number)]
 
 
 SHIPPED, EXPANDED, PACKAGES = "shipped", "expanded", "packages"
@@ -477,9 +429,8 @@ def prompt_set(name: str) -> PromptSet:
 def shipped() -> list[DataPrompt]:
     """Return the prompts that were written for this package."""
     lines = files("draftree.train.data.shipped").joinpath("prompts.jsonl").read_text("utf-8").splitlines()
-    found = []
-    for line in lines:
-        record = json.loads(line)
-        text = record.get("prompt")
-        found.append(DataPrompt(tuple(record["messages"])) if text is None else DataPrompt.of_text(text))
-    return found
+    records = map(json.loads, lines)
+    return [
+        DataPrompt.of_text(record["prompt"]) if "prompt" in record else DataPrompt(tuple(record["messages"]))
+        for record in records
+    ]

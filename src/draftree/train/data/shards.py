@@ -17,7 +17,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, final
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -52,7 +51,6 @@ FORMAT, VERSION = "draftree training data", 1
 MANIFEST = "manifest.json"
 TEMPORARY = ".part"
 """Suffix of files that are being written."""
-CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +120,7 @@ class Recipe:
     @property
     def top_k(self) -> int | None:
         """Number of stored logits of each row; None for teacher `hidden`."""
-        kind, _, count = self.teacher.partition(":")
-        return int(count) if kind == "top-k" else None
+        return top_k_of(self.teacher, self.vocab)
 
     def difference(self, other: Recipe, names: Sequence[str] | None = None) -> str:
         """Return the first of some fields (None: all) that differs, with both values; empty if there is none."""
@@ -190,23 +187,19 @@ class Manifest:
                 f"'{path}' has version {content.get('version')!r}, and this program reads version {VERSION}"
             )
         try:
-            return _manifest_of(content)
+            recipe = dict(content["recipe"])
+            recipe["prompts"] = tuple(PromptSource(**source) for source in recipe["prompts"])
+            recipe["features"] = tuple(map(int, recipe["features"]))
+            recipe["temperatures"] = tuple(map(float, recipe["temperatures"]))
+            return cls(
+                recipe=Recipe(**recipe),
+                next_prompt=int(content["next_prompt"]),
+                skipped=dict(content["skipped"]),
+                complete=bool(content["complete"]),
+                shards=tuple(ShardEntry(**shard) for shard in content["shards"]),
+            )
         except MALFORMED as error:
             raise ConfigurationError(f"'{path}' is damaged: {error!r}") from error
-
-
-def _manifest_of(content: Mapping[str, Any]) -> Manifest:
-    recipe = dict(content["recipe"])
-    recipe["prompts"] = tuple(PromptSource(**source) for source in recipe["prompts"])
-    recipe["features"] = tuple(map(int, recipe["features"]))
-    recipe["temperatures"] = tuple(map(float, recipe["temperatures"]))
-    return Manifest(
-        recipe=Recipe(**recipe),
-        next_prompt=int(content["next_prompt"]),
-        skipped=dict(content["skipped"]),
-        complete=bool(content["complete"]),
-        shards=tuple(ShardEntry(**shard) for shard in content["shards"]),
-    )
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -223,11 +216,8 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 def sum_of(path: Path) -> str:
     """Return the SHA-256 checksum of a file."""
-    found = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            found.update(chunk)
-    return found.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -340,23 +330,21 @@ class TopTeacher:
     """Computes the most likely next tokens of states, in float32."""
 
     def __init__(self, model: LanguageModel, count: int) -> None:
-        self._model = model
-        self._count = count
+        self._model, self._count = model, count
         self._facts = model.embedding_facts()
         self._head = model.output_head().float()
 
     @torch.inference_mode()
     def top(self, last: Tensor) -> TopRows:
         """Return the top tokens of outputs of the last layer, shape (rows, hidden)."""
-        parts = [self._top(rows) for rows in last.split(ROWS)]
+        parts = []
+        for rows in last.split(ROWS):
+            logits = self._facts.logits(self._model.final_norm(rows), self._head.to(self._model.device))
+            lse = logits.logsumexp(dim=-1)
+            values, ids = logits.topk(self._count, dim=-1)
+            parts.append((ids.cpu(), (values - lse[:, None]).half().float().cpu(), lse.cpu()))
         ids, logits, lse = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
         return TopRows(ids, logits, lse)
-
-    def _top(self, last: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        logits = self._facts.logits(self._model.final_norm(last), self._head.to(self._model.device))
-        lse = logits.logsumexp(dim=-1)
-        values, ids = logits.topk(self._count, dim=-1)
-        return ids.cpu(), (values - lse[:, None]).half().float().cpu(), lse.cpu()
 
 
 OPEN_SHARDS = 64
@@ -395,25 +383,21 @@ class TrainingData:
         self._places: list[tuple[DataFolder, int, int]] = []
         self.folders: list[DataFolder] = []
         for path in map(Path, folders):
-            self._add(path, verify)
+            manifest = Manifest.read(path)
+            if any(path.resolve() == other.path.resolve() for other in self.folders):
+                raise ConfigurationError(f"'{path}' is given twice: name each folder of training data once")
+            for other in self.folders[:1]:
+                if difference := manifest.recipe.difference(other.manifest.recipe, COMMON):
+                    raise ConfigurationError(f"'{path}' does not fit '{other.path}': {difference} there")
+            for shard in manifest.shards if verify else ():
+                _verify(path / shard.file, shard.sha256)
+            first = len(self._places)
+            folder = DataFolder(path, manifest, range(first, first + manifest.num_texts))
+            self.folders.append(folder)
+            self._places += [
+                (folder, number, index) for number, shard in enumerate(manifest.shards) for index in range(shard.texts)
+            ]
         self._tensors = lru_cache(OPEN_SHARDS)(shard_tensors)
-
-    def _add(self, path: Path, verify: bool) -> None:
-        manifest = Manifest.read(path)
-        if any(path.resolve() == other.path.resolve() for other in self.folders):
-            raise ConfigurationError(f"'{path}' is given twice: name each folder of training data once")
-        for other in self.folders[:1]:
-            difference = manifest.recipe.difference(other.manifest.recipe, COMMON)
-            if difference:
-                raise ConfigurationError(f"'{path}' does not fit '{other.path}': {difference} there")
-        for shard in manifest.shards if verify else ():
-            _verify(path, shard)
-        first = len(self._places)
-        folder = DataFolder(path, manifest, range(first, first + manifest.num_texts))
-        self.folders.append(folder)
-        self._places += [
-            (folder, number, index) for number, shard in enumerate(manifest.shards) for index in range(shard.texts)
-        ]
 
     @property
     def recipe(self) -> Recipe:
@@ -470,12 +454,12 @@ class TrainingData:
         Returns:
             Counts, shape (vocab,), int64.
         """
-        found = np.zeros(self.recipe.vocab, dtype=np.int64)
+        vocab = self.recipe.vocab
+        counts = torch.zeros(vocab, dtype=torch.int64)
         for index in range(len(self)) if texts is None else texts:
             text = self[index]
-            own = text.tokens[text.prompt_length if answers_only else 0 :].numpy()
-            found += np.bincount(own, minlength=self.recipe.vocab)
-        return torch.from_numpy(found)
+            counts += text.tokens[text.prompt_length if answers_only else 0 :].bincount(minlength=vocab)
+        return counts
 
 
 def is_unseen(prompt_id: int, share: float) -> bool:
@@ -498,15 +482,14 @@ def shard_tensors(folder: Path, shard: ShardEntry) -> dict[str, Tensor]:
     return found
 
 
-def _verify(folder: Path, shard: ShardEntry) -> None:
-    path = folder / shard.file
+def _verify(path: Path, wanted: str) -> None:
     try:
-        found = sum_of(path)
+        checksum = sum_of(path)
     except OSError as error:
         raise ConfigurationError(f"'{path}' cannot be read: {error.strerror}") from error
-    if found != shard.sha256:
+    if checksum != wanted:
         raise ConfigurationError(
-            f"'{path}' is damaged: its SHA-256 checksum is {found[:12]}…, and the manifest has {shard.sha256[:12]}…"
+            f"'{path}' is damaged: its SHA-256 checksum is {checksum[:12]}…, and the manifest has {wanted[:12]}…"
         )
 
 
@@ -535,9 +518,9 @@ class ShardWriter:
             self._lock = PathLock(folder)
         except BlockingIOError as error:
             raise ConfigurationError(f"another process writes data to '{folder}': wait until it ends") from error
-        found = continued(folder, recipe)
-        self.manifest = Manifest(recipe=recipe) if found is None else found
-        if found is None:
+        manifest = continued(folder, recipe)
+        self.manifest = Manifest(recipe=recipe) if manifest is None else manifest
+        if manifest is None:
             self.manifest.write(folder)
         self._done: tuple[Text | str, ...] = ()
         """Texts of the unfinished shard, and the reasons of prompts without a text. Changed in one assignment only, so
@@ -555,9 +538,8 @@ class ShardWriter:
     @property
     def skipped(self) -> dict[str, int]:
         """Number of skipped prompts by reason."""
-        found = Counter(self._closed.skipped)
-        found.update(entry for entry in self._done if isinstance(entry, str))
-        return dict(sorted(found.items()))
+        reasons = Counter(self._closed.skipped) + Counter(entry for entry in self._done if isinstance(entry, str))
+        return dict(sorted(reasons.items()))
 
     @property
     def num_tokens(self) -> int:
@@ -618,11 +600,11 @@ class ShardWriter:
             write_atomically(path, lambda temporary: save_file(tensors, temporary))
             rows = tensors["tokens"].shape[0]
             shards = (*shards, ShardEntry(file=name, sha256=sum_of(path), texts=len(self._open), tokens=rows))
-        found = replace(
+        manifest = replace(
             self._closed, shards=shards, next_prompt=self.next_prompt, skipped=self.skipped, complete=complete
         )
-        found.write(self._folder)
-        self.manifest = found
+        manifest.write(self._folder)
+        self.manifest = manifest
         self._remove_leftovers()
 
     def _reopen(self) -> None:
@@ -660,10 +642,9 @@ def continued(folder: Path, recipe: Recipe) -> Manifest | None:
         if others:
             raise ConfigurationError(f"'{folder}' holds other files ('{others[0]}'): choose an empty or a new folder")
         return None
-    found = Manifest.read(folder)
-    different = recipe.difference(found.recipe)
-    if different:
+    manifest = Manifest.read(folder)
+    if different := recipe.difference(manifest.recipe):
         raise ConfigurationError(
             f"'{folder}' cannot be continued: {different}; repeat the options of the first run, or choose a new folder"
         )
-    return found
+    return manifest
