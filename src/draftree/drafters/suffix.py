@@ -13,17 +13,16 @@ other; loses little otherwise, because it drafts little.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import final
 
 import numpy as np
 
 from draftree.core.errors import ConfigurationError
 from draftree.drafters.base import DraftContext, DraftTraits, SequenceView
-from draftree.drafters.learning.store import DamagedStateError, LearnedState, LearnedStats, Learner
+from draftree.drafters.learning.store import DamagedStateError, LearnedState, LearnedStats, LearningStore, OwnedLearner
 from draftree.drafters.lookup.counting import LONGEST, CountedText, CountingDrafter, Match, require_tree
 from draftree.drafters.lookup.occurrences import KEPT_SHARE, SEPARATOR, Occurrences
 
@@ -35,40 +34,21 @@ TOKENS = "tokens"
 
 
 @final
-class TextTables(Learner):
+class TextTables(OwnedLearner[Occurrences]):
     """Tables of texts, by owner.
 
     All tables together hold at most `memory` tokens. If they grow beyond, the largest one drops its oldest texts.
-
-    Args:
-        lock: held while a table changes; None without a store.
     """
 
     name = "suffix"
 
     def __init__(
-        self,
-        orders: tuple[int, ...],
-        *,
-        memory: int,
-        vocab_size: int,
-        identity: str = "",
-        by_owner: bool = False,
-        lock: AbstractContextManager[object] | None = None,
+        self, orders: tuple[int, ...], *, memory: int, vocab_size: int, store: LearningStore | None = None
     ) -> None:
-        parts = f"{identity} {vocab_size} {orders}"
-        self.identity = hashlib.sha256(parts.encode()).hexdigest()[:16]
+        super().__init__(f"{store.fingerprint if store else ''} {vocab_size} {orders}", store)
         self._orders, self._memory, self._vocab_size = orders, memory, vocab_size
-        self._by_owner = by_owner
-        self._lock: AbstractContextManager[object] = nullcontext() if lock is None else lock
-        # ordered by use, the latest last
-        self._tables: dict[str, Occurrences] = {}
         self._texts = self._tokens = 0
         self._size = self._num_bytes = 0
-
-    def find(self, owner: str | None) -> Occurrences | None:
-        """Return the table that an owner's drafts read; None if there is none yet, or for no owner."""
-        return None if owner is None else self._tables.get(owner if self._by_owner else "")
 
     def add(self, owner: str | None, tokens: np.ndarray, *, num_new: int) -> None:
         """Add a text.
@@ -77,63 +57,44 @@ class TextTables(Learner):
             owner: owner of the text; None to leave it out.
             tokens: the text, with the end of its prompt before it.
         """
-        if owner is None:
+        if (name := self.named(owner)) is None:
             return
-        owner = owner if self._by_owner else ""
         with self._lock:
-            table = self._tables.pop(owner, None)
-            table = self._tables[owner] = self._empty() if table is None else table
-            table.add_text(tokens)
+            self._used(name).add_text(tokens)
             self._texts += 1
             self._tokens += num_new
-            self._bound()
-            self._count()
+            self._changed()
 
     def _empty(self) -> Occurrences:
         room = FIRST_ROOM if self._by_owner else self._memory
         return Occurrences(self._orders, capacity=self._memory, room=min(room, self._memory))
 
-    def _bound(self) -> None:
-        while len(self._tables) > MAX_OWNERS:
-            del self._tables[next(iter(self._tables))]
-        while len(self._tables) > 1 and sum(map(len, self._tables.values())) > self._memory:
-            owner, largest = max(self._tables.items(), key=lambda pair: len(pair[1]))
-            largest.shrink(int(KEPT_SHARE * len(largest)))
-            if not len(largest):
-                del self._tables[owner]
-
-    def _count(self) -> None:
-        self.version += 1
-        self._size = sum(map(len, self._tables.values()))
-        self._num_bytes = sum(table.num_bytes for table in self._tables.values())
-
-    def state(self) -> LearnedState:
-        return {owner: {TOKENS: table.tokens.copy()} for owner, table in self._tables.items() if len(table)}
-
-    def restore(self, state: LearnedState) -> None:
-        """Replace all tables; as many of the latest tokens as fit are kept."""
-        if not self._by_owner and set(state) - {""}:
-            raise DamagedStateError("it has owners")
-        tables = {}
-        for owner, arrays in state.items():
-            table = self._empty()
-            table.restore(self._checked(arrays))
-            tables[owner] = table
-        self._tables = tables
-        self._bound()
-        self._count()
-
-    def _checked(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    def _restored(self, arrays: Mapping[str, np.ndarray]) -> Occurrences:
+        """Return a table with as many of the latest tokens as fit."""
         tokens = arrays.get(TOKENS)
         if tokens is None or tokens.ndim != 1 or tokens.dtype != np.int32 or not len(tokens):
             raise DamagedStateError("a table has no tokens")
         if tokens.min() < -1 or tokens.max() >= self._vocab_size or tokens[-1] != -1:
             raise DamagedStateError("a table has tokens outside of the vocabulary")
-        return tokens
+        table = self._empty()
+        table.restore(tokens)
+        return table
 
-    def forget(self) -> None:
-        self._tables.clear()
-        self._count()
+    def _changed(self) -> None:
+        """Hold the tables to the limits, and count their size."""
+        while len(self._owned) > MAX_OWNERS:
+            del self._owned[next(iter(self._owned))]
+        while len(self._owned) > 1 and sum(map(len, self._owned.values())) > self._memory:
+            owner, largest = max(self._owned.items(), key=lambda pair: len(pair[1]))
+            largest.shrink(int(KEPT_SHARE * len(largest)))
+            if not len(largest):
+                del self._owned[owner]
+        self._size = sum(map(len, self._owned.values()))
+        self._num_bytes = sum(table.num_bytes for table in self._owned.values())
+        super()._changed()
+
+    def state(self) -> LearnedState:
+        return {owner: {TOKENS: table.tokens.copy()} for owner, table in self._owned.items() if len(table)}
 
     @property
     def stats(self) -> LearnedStats:
@@ -143,8 +104,8 @@ class TextTables(Learner):
             tokens=self._tokens,
             size=self._size,
             num_bytes=self._num_bytes,
-            scopes=len(self._tables),
-            active=len(self._tables),
+            scopes=len(self._owned),
+            active=len(self._owned),
         )
 
 
@@ -204,28 +165,17 @@ class SuffixDrafter(CountingDrafter[SuffixState]):
     def __init__(self, config: Config, context: DraftContext) -> None:
         super().__init__(config, context)
         self._orders = (config.min, max(config.min, LONG_RUN))
-        self._earlier = self._tables(context) if config.memory else None
+        self._earlier: TextTables | None = None
+        if config.memory:
+            store, vocab_size = context.learning, context.target.vocab_size
+            build = partial(TextTables, self._orders, memory=config.memory, vocab_size=vocab_size, store=store)
+            key = ("suffix", self._orders, config.memory)
+            self._earlier = build() if store is None else store.learner(key, build)
 
     @classmethod
     def describe(cls, config: Config) -> DraftTraits:
         """Return the traits; earlier answers can be learned if there is memory."""
         return replace(super().describe(config), learns=bool(config.memory))
-
-    def _tables(self, context: DraftContext) -> TextTables:
-        memory, vocab_size, store = self._config.memory, context.target.vocab_size, context.learning
-        if store is None:
-            return TextTables(self._orders, memory=memory, vocab_size=vocab_size)
-        return store.learner(
-            ("suffix", self._orders, memory),
-            lambda: TextTables(
-                self._orders,
-                memory=memory,
-                vocab_size=vocab_size,
-                identity=store.fingerprint,
-                by_owner=store.is_by_key,
-                lock=store.lock,
-            ),
-        )
 
     def forget(self) -> None:
         if self._earlier is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from draftree.drafters.learning.corrections import Comparison, Correction, HeadCorrections, Pace
-from draftree.drafters.learning.store import DamagedStateError
+from draftree.drafters.learning.store import DamagedStateError, LearningStore, parse_learning
 
 CPU = torch.device("cpu")
 IMPLEMENTATIONS = [
@@ -196,18 +195,9 @@ def test_idle_time_is_not_time_of_generation() -> None:
     assert not pace.allows()
 
 
-def learned(*, by_owner: bool = True, hidden: int = 21) -> HeadCorrections:
-    return HeadCorrections(
-        37,
-        hidden,
-        rank=2,
-        rate=0.1,
-        identity="abc",
-        device=CPU,
-        lock=threading.RLock(),
-        by_owner=by_owner,
-        pace=Pace(1.0),
-    )
+def learned(scope: str = "key") -> HeadCorrections:
+    store = LearningStore(parse_learning(f"{scope},rank=2,rate=0.1,share=1"), "f00d")
+    return HeadCorrections(store, 37, 21, identity="abc", device=CPU)
 
 
 def test_owners_have_corrections_of_their_own() -> None:
@@ -221,7 +211,7 @@ def test_owners_have_corrections_of_their_own() -> None:
     assert bool(one.bias.any())
     assert not bool(other.bias.any())
     assert found.named("a") == "a"
-    assert learned(by_owner=False).named("a") == ""
+    assert learned("server").named("a") == ""
     assert found.named(None) is None
     assert (found.stats.tokens, found.stats.scopes) == (3, 2)
 
@@ -244,4 +234,4 @@ def test_states_of_owners_are_restored_and_forgotten() -> None:
     again.forget()
     assert not again.state()
     with pytest.raises(DamagedStateError, match="owners"):
-        learned(by_owner=False).restore(found.state())
+        learned("server").restore(found.state())

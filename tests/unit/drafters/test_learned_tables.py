@@ -23,7 +23,8 @@ ORDERS = (1, 8)
 
 
 def tables(*, memory: int = 1000, by_owner: bool = False) -> TextTables:
-    return TextTables(ORDERS, memory=memory, vocab_size=VOCAB, identity="abc", by_owner=by_owner)
+    store = LearningStore(parse_learning("key"), "f00d") if by_owner else None
+    return TextTables(ORDERS, memory=memory, vocab_size=VOCAB, store=store)
 
 
 def text(*tokens: int) -> np.ndarray:
@@ -43,17 +44,7 @@ def store_in(folder: Path, scope: str = "server", **options: object) -> Learning
 
 
 def learner_of(store: LearningStore, memory: int = 1000) -> TextTables:
-    return store.learner(
-        "suffix",
-        lambda: TextTables(
-            ORDERS,
-            memory=memory,
-            vocab_size=VOCAB,
-            identity=store.fingerprint,
-            by_owner=store.is_by_key,
-            lock=store.lock,
-        ),
-    )
+    return store.learner("suffix", lambda: TextTables(ORDERS, memory=memory, vocab_size=VOCAB, store=store))
 
 
 def test_texts_of_all_owners_are_one_table_in_scope_server() -> None:

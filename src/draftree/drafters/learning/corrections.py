@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from functools import partial
 from typing import final
 
 import numpy as np
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.host import SYSTEM_CLOCK, Clock
-from draftree.drafters.learning.store import DamagedStateError, LearnedState, LearnedStats, Learner, LearningStore
+from draftree.drafters.learning.store import DamagedStateError, LearnedState, LearnedStats, LearningStore, OwnedLearner
 from draftree.models.native.logits import NativeCorrection
 
 FIRST_SQUARE = 0.01
@@ -60,7 +59,7 @@ class Comparison:
 
     def restore(self, state: np.ndarray) -> None:
         """Continue from the numbers of a file."""
-        self.count, self.base, self.learned, self.different = (float(value) for value in state)
+        self.count, self.base, self.learned, self.different = state.tolist()
         self._decide()
 
     @property
@@ -84,18 +83,15 @@ class Correction:
         self.bias = torch.zeros(num_tokens, device=device)
         self.rows = torch.zeros(rank, num_tokens, device=device)
         self.mix = (torch.randn(rank, hidden, generator=generator) / hidden**0.5).to(device)
-        self._squares = {name: torch.full_like(own, FIRST_SQUARE) for name, own in self._parameters.items()}
+        learned = {"bias": self.bias, "rows": self.rows, "mix": self.mix}
+        squares = {f"{name}_squares": torch.full_like(own, FIRST_SQUARE) for name, own in learned.items()}
+        self._arrays = learned | squares
         self.comparison = Comparison()
-        squares = {f"{name}_squares": own for name, own in self._squares.items()}
-        self._native = NativeCorrection(self._parameters | squares) if native else None
-
-    @property
-    def _parameters(self) -> dict[str, Tensor]:
-        return {"bias": self.bias, "rows": self.rows, "mix": self.mix}
+        self._native = NativeCorrection(self._arrays) if native else None
 
     @property
     def num_bytes(self) -> int:
-        return 2 * sum(4 * own.numel() for own in self._parameters.values())
+        return sum(4 * own.numel() for own in self._arrays.values())
 
     def apply(self, logits: Tensor, states: Tensor) -> None:
         """Correct logits in place.
@@ -144,7 +140,7 @@ class Correction:
         self.mix.add_(self._step("mix", along, rate))
 
     def _step(self, name: str, gradient: Tensor, rate: float, chosen: Tensor | None = None) -> Tensor:
-        squares = self._squares[name]
+        squares = self._arrays[f"{name}_squares"]
         if chosen is None:
             sums = squares.addcmul_(gradient, gradient)
         else:
@@ -154,8 +150,7 @@ class Correction:
 
     def state(self) -> dict[str, np.ndarray]:
         """Return copies of everything that is learned."""
-        arrays = {name: own.cpu().numpy().copy() for name, own in self._parameters.items()}
-        arrays |= {f"{name}_squares": own.cpu().numpy().copy() for name, own in self._squares.items()}
+        arrays = {name: own.cpu().numpy().copy() for name, own in self._arrays.items()}
         return arrays | {"outcomes": self.comparison.state}
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
@@ -166,10 +161,9 @@ class Correction:
         for name, own in expected.items():
             if state[name].shape != own.shape or state[name].dtype != own.dtype or not np.isfinite(state[name]).all():
                 raise DamagedStateError(f"array {name} has another shape or is not finite")
-        for name, target in self._parameters.items():
+        for name, target in self._arrays.items():
             if target.numel():
                 target.copy_(torch.from_numpy(state[name].copy()))
-                self._squares[name].copy_(torch.from_numpy(state[f"{name}_squares"].copy()))
         self.comparison.restore(state["outcomes"])
 
 
@@ -220,31 +214,26 @@ class Pace:
 
 
 @final
-class HeadCorrections(Learner):
+class HeadCorrections(OwnedLearner[Correction]):
     """Corrections by owner."""
 
     name = "head"
 
     def __init__(
         self,
+        store: LearningStore,
         num_tokens: int,
         hidden: int,
         *,
-        rank: int,
-        rate: float,
         identity: str,
         device: torch.device,
-        lock: AbstractContextManager[object],
-        by_owner: bool,
-        pace: Pace,
         native: bool = False,
     ) -> None:
-        self.identity = hashlib.sha256(f"{identity} {num_tokens} {hidden} {rank}".encode()).hexdigest()[:16]
-        self.pace = pace
-        self._sizes, self._rank, self._rate, self._device = (num_tokens, hidden), rank, rate, device
-        self._lock, self._by_owner, self._native = lock, by_owner, native
-        # ordered by use, the latest last
-        self._corrections: dict[str, Correction] = {}
+        options = store.learning.options
+        super().__init__(f"{identity} {num_tokens} {hidden} {options.rank}", store)
+        self.pace = Pace(options.share)
+        self._rate = options.rate
+        self._build = partial(Correction, num_tokens, hidden, rank=options.rank, device=device, native=native)
         self._all = Comparison()
         self._num_rows = 0
 
@@ -260,42 +249,24 @@ class HeadCorrections(Learner):
         native: bool,
     ) -> HeadCorrections:
         """Return the corrections of all drafters with this kind and identity, by the options of the store."""
-        options = store.learning.options
-        return store.learner(
-            key,
-            lambda: cls(
-                num_tokens,
-                hidden,
-                rank=options.rank,
-                rate=options.rate,
-                identity=key[1],
-                device=device,
-                lock=store.lock,
-                by_owner=store.is_by_key,
-                pace=Pace(options.share),
-                native=native,
-            ),
-        )
-
-    def named(self, owner: str | None) -> str | None:
-        """Return the name of an owner's correction; None for no owner."""
-        return None if owner is None else owner if self._by_owner else ""
-
-    def find(self, name: str) -> Correction | None:
-        """Return a correction; None if there is none yet."""
-        return self._corrections.get(name)
+        build = partial(cls, store, num_tokens, hidden, identity=key[1], device=device, native=native)
+        return store.learner(key, build)
 
     def open(self, name: str) -> Correction:
         """Return a correction, a new one if there is none yet."""
         with self._lock:
-            found = self._corrections.pop(name, None)
-            found = self._corrections[name] = self._empty() if found is None else found
-            while len(self._corrections) > 1 and len(self._corrections) * found.num_bytes > MAX_BYTES:
-                del self._corrections[next(iter(self._corrections))]
-        return found
+            correction = self._used(name)
+            while len(self._owned) > 1 and len(self._owned) * correction.num_bytes > MAX_BYTES:
+                del self._owned[next(iter(self._owned))]
+        return correction
 
     def _empty(self) -> Correction:
-        return Correction(*self._sizes, rank=self._rank, device=self._device, native=self._native)
+        return self._build()
+
+    def _restored(self, arrays: Mapping[str, np.ndarray]) -> Correction:
+        correction = self._build()
+        correction.restore(arrays)
+        return correction
 
     def learn(
         self, name: str, logits: Tensor, states: Tensor, *, columns: Sequence[int], temperatures: Sequence[float]
@@ -305,7 +276,7 @@ class HeadCorrections(Learner):
         with self._lock:
             correction.update(logits, states, columns=columns, temperatures=temperatures, rate=self._rate)
             self._num_rows += len(columns)
-            self.version += 1
+            self._changed()
 
     def compare(self, name: str, *, base: bool, learned: bool) -> None:
         """Note whether the target picked the first draft token, without and with the correction."""
@@ -314,26 +285,15 @@ class HeadCorrections(Learner):
             self._all.add(base, learned)
 
     def state(self) -> LearnedState:
-        return {name: correction.state() for name, correction in self._corrections.items()}
-
-    def restore(self, state: LearnedState) -> None:
-        if not self._by_owner and set(state) - {""}:
-            raise DamagedStateError("it has owners")
-        found = {}
-        for name, arrays in state.items():
-            found[name] = self._empty()
-            found[name].restore(arrays)
-        self._corrections = found
-        self.version += 1
+        return {name: correction.state() for name, correction in self._owned.items()}
 
     def forget(self) -> None:
-        self._corrections = {}
         self._all = Comparison()
-        self.version += 1
+        super().forget()
 
     @property
     def stats(self) -> LearnedStats:
-        corrections = tuple(self._corrections.values())
+        corrections = tuple(self._owned.values())
         base, learned = self._all.shares or (None, None)
         return LearnedStats(
             self.name,

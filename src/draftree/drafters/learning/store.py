@@ -9,6 +9,7 @@ so that a renamed file is not used.
 from __future__ import annotations
 
 import enum
+import hashlib
 import json
 import logging
 import os
@@ -16,9 +17,10 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar, cast, final
+from typing import Generic, TypeVar, cast, final
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -89,10 +91,10 @@ def parse_learning(text: str) -> Learning:
         raise ConfigurationError(f"learn is '{text}': {suggestion(name, list(Scope))}, and options after commas")
     options = []
     for item in items:
-        key, equals, value = item.partition("=")
-        if not equals or not key.strip():
+        key, equals, value = map(str.strip, item.partition("="))
+        if not equals or not key:
             raise ConfigurationError(f"option '{item}' of learning '{name}' is not of the form key=value")
-        options.append((key.strip(), value.strip()))
+        options.append((key, value))
     return Learning(Scope(name), build_config(LearnOptions, Spec(name, None, tuple(options)), "learning"))
 
 
@@ -163,6 +165,61 @@ class Learner(ABC):
         """Return statistics; from any thread."""
 
 
+Owned = TypeVar("Owned")
+
+
+class OwnedLearner(Learner, Generic[Owned]):
+    """Learner with an object for every owner, or one for all texts; the last used is the last.
+
+    Args:
+        identity: what the objects belong to, besides the target.
+        store: store of the learner; None to learn from all texts in memory.
+    """
+
+    def __init__(self, identity: str, store: LearningStore | None) -> None:
+        self.identity = hashlib.sha256(identity.encode()).hexdigest()[:16]
+        self._by_owner = store is not None and store.is_by_key
+        self._lock: AbstractContextManager[object] = nullcontext() if store is None else store.lock
+        self._owned: dict[str, Owned] = {}
+
+    @abstractmethod
+    def _empty(self) -> Owned:
+        """Return the object of a new owner."""
+
+    @abstractmethod
+    def _restored(self, arrays: Mapping[str, np.ndarray]) -> Owned:
+        """Return an object from its part of the state; raises DamagedStateError."""
+
+    def _changed(self) -> None:
+        """Count a change."""
+        self.version += 1
+
+    def named(self, owner: str | None) -> str | None:
+        """Return the name of an owner's object; None for no owner."""
+        return None if owner is None else owner if self._by_owner else ""
+
+    def find(self, owner: str | None) -> Owned | None:
+        """Return the object that an owner's drafts read; None if there is none yet, or for no owner."""
+        name = self.named(owner)
+        return None if name is None else self._owned.get(name)
+
+    def _used(self, name: str) -> Owned:
+        """Return an object, a new one if there is none yet, as the last used."""
+        owned = self._owned.pop(name, None)
+        owned = self._owned[name] = self._empty() if owned is None else owned
+        return owned
+
+    def restore(self, state: LearnedState) -> None:
+        if not self._by_owner and set(state) - {""}:
+            raise DamagedStateError("it has owners")
+        self._owned = {name: self._restored(arrays) for name, arrays in state.items()}
+        self._changed()
+
+    def forget(self) -> None:
+        self._owned.clear()
+        self._changed()
+
+
 FORMAT = "1"
 
 
@@ -186,7 +243,17 @@ class LearnedFile:
     def __init__(self, folder: Path, name: str, *, scope: str, identity: str) -> None:
         self.path = folder / f"{name}-{scope}-{identity}.safetensors"
         self._header = {"format": FORMAT, "learner": name, "scope": scope, "identity": identity}
-        self._lock = _locked(self.path.with_suffix(".lock"))
+        lock = self.path.with_suffix(".lock")
+        try:
+            self._lock = PathLock(lock)
+        except BlockingIOError as error:
+            raise ConfigurationError(
+                f"'{self.path}' is in use by another engine: give each engine a folder of its own"
+            ) from error
+        except OSError as error:
+            raise ConfigurationError(
+                f"'{lock}' cannot be written ({error.strerror}): choose another folder for learned state"
+            ) from error
 
     def read(self) -> LearnedState | None:
         """Return the stored state; None if there is no file."""
@@ -234,19 +301,6 @@ class LearnedFile:
     def close(self) -> None:
         """Release the lock."""
         self._lock.release()
-
-
-def _locked(path: Path) -> PathLock:
-    try:
-        return PathLock(path)
-    except BlockingIOError as error:
-        raise ConfigurationError(
-            f"'{path.with_suffix('.safetensors')}' is in use by another engine: give each engine a folder of its own"
-        ) from error
-    except OSError as error:
-        raise ConfigurationError(
-            f"'{path}' cannot be written ({error.strerror}): choose another folder for learned state"
-        ) from error
 
 
 logger = logging.getLogger(__name__)

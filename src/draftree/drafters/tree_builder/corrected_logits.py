@@ -58,22 +58,6 @@ class _Drafted:
         raise AssertionError("a fed node has a row")
 
 
-@dataclass(slots=True)
-class _Batch:
-    """Visited rows that one correction learns from."""
-
-    logits: list[Tensor] = field(default_factory=list)
-    states: list[Tensor] = field(default_factory=list)
-    columns: list[int] = field(default_factory=list)
-    temperatures: list[float] = field(default_factory=list)
-
-    def add(self, logits: Tensor, states: Tensor, column: int, temperature: float) -> None:
-        self.logits.append(logits)
-        self.states.append(states)
-        self.columns.append(column)
-        self.temperatures.append(temperature)
-
-
 @final
 class LogitCorrector:
     """Corrects the logits of a head, or of the first layers of the target, and learns from verified tokens."""
@@ -154,11 +138,8 @@ class LogitCorrector:
         self, names: Sequence[str | None], logits: Logits, answered: Tensor, *, all_of_them: bool = False
     ) -> None:
         """Correct rows in place, those whose correction is used or all."""
-        chosen = []
-        for name, rows in _by_name(names):
-            found = self._corrections.find(name)
-            if found is not None and (all_of_them or found.comparison.is_better):
-                chosen.append((found, rows))
+        known = ((self._corrections.find(name), rows) for name, rows in _by_name(names))
+        chosen = [(one, rows) for one, rows in known if one is not None and (all_of_them or one.comparison.is_better)]
         if not chosen:
             return
         with logits.computing():
@@ -190,39 +171,34 @@ class LogitCorrector:
             first = end
         self._pace.spend(start)
 
+    @torch.inference_mode()
     def learn(self, states: Sequence[Stepped], paths: Sequence[Sequence[int]]) -> None:
         """Learn from the tokens after the visited rows; `paths` are the accepted nodes."""
-        if self._drafted:
-            start = self._pace.clock()
-            self._learn_from(states, paths)
-            self._pace.spend(start)
-
-    @torch.inference_mode()
-    def _learn_from(self, states: Sequence[Stepped], paths: Sequence[Sequence[int]]) -> None:
-        batches: dict[str, _Batch] = {}
+        if not self._drafted:
+            return
+        start = self._pace.clock()
+        batches: dict[str, list[tuple[Tensor, Tensor, int, float]]] = {}
         for state, path in zip(states, paths, strict=True):
-            found = self._drafted.pop(id(state), None)
-            if found is None:
+            drafted = self._drafted.pop(id(state), None)
+            if drafted is None:
                 continue
-            written: list[int] = state.view.history.tokens[found.start :].tolist()
-            if found.firsts is not None:
-                base, learned = (first == written[0] for first in found.firsts)
-                self._corrections.compare(found.name, base=base, learned=learned)
+            written: list[int] = state.view.history.tokens[drafted.start :].tolist()
+            if drafted.firsts is not None:
+                base, learned = (first == written[0] for first in drafted.firsts)
+                self._corrections.compare(drafted.name, base=base, learned=learned)
             visited = [0, *(state.fed[node] + 1 for node in path if node in state.fed)]
             temperature = state.view.controls.temperature or 1.0
             for row, token in zip(visited, written, strict=False):
                 column = int(self._places[token])
                 if column >= 0:
-                    batches.setdefault(found.name, _Batch()).add(*found.row(row), column, temperature)
+                    batches.setdefault(drafted.name, []).append((*drafted.row(row), column, temperature))
         with single_threaded():
-            for name, batch in batches.items():
+            for name, rows in batches.items():
+                logits, hidden, columns, temperatures = zip(*rows, strict=True)
                 self._corrections.learn(
-                    name,
-                    _joined(batch.logits),
-                    _joined(batch.states),
-                    columns=batch.columns,
-                    temperatures=batch.temperatures,
+                    name, _joined(logits), _joined(hidden), columns=columns, temperatures=temperatures
                 )
+        self._pace.spend(start)
 
 
 def _joined(rows: Sequence[Tensor]) -> Tensor:
@@ -231,11 +207,11 @@ def _joined(rows: Sequence[Tensor]) -> Tensor:
 
 def _by_name(names: Sequence[str | None]) -> list[tuple[str, list[int]]]:
     """Return the rows of each correction."""
-    found: dict[str, list[int]] = {}
+    rows: dict[str, list[int]] = {}
     for row, name in enumerate(names):
         if name is not None:
-            found.setdefault(name, []).append(row)
-    return list(found.items())
+            rows.setdefault(name, []).append(row)
+    return list(rows.items())
 
 
 def _first_choices(states: Sequence[Stepped], logits: Logits) -> list[int]:
