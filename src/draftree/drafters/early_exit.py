@@ -18,7 +18,7 @@ from typing import final
 from draftree.core.errors import ConfigurationError
 from draftree.drafters.base import DraftContext, DraftTraits
 from draftree.drafters.learning.corrections import HeadCorrections
-from draftree.drafters.tree_builder.builder import Shape, TreeBuildingDrafter, parse_shape
+from draftree.drafters.tree_builder.builder import TreeBuildingDrafter, TreeOptions
 from draftree.drafters.tree_builder.target_stepper import PartialStepper
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.models.base import LayerSubset
@@ -31,7 +31,7 @@ class EarlyExitDrafter(TreeBuildingDrafter):
     """Drafter that grows trees with the first layers of the target."""
 
     @dataclass(frozen=True, slots=True)
-    class Config:
+    class Config(TreeOptions):
         """`early-exit:N`: the first N layers draft.
 
         `k`: maximum number of levels; `tree`: the shape, chain, 1-1-3-1-1, best-32, iid-2-2-1 or wor-2-2-1.
@@ -44,12 +44,7 @@ class EarlyExitDrafter(TreeBuildingDrafter):
         def __post_init__(self) -> None:
             if self.layers < 1:
                 raise ConfigurationError(f"drafter 'early-exit' has layers={self.layers}: at least one layer must run")
-            parse_shape(self.tree, self.k)
-
-        @property
-        def shape(self) -> Shape:
-            """Shape given by `tree` and `k`."""
-            return parse_shape(self.tree, self.k)
+            TreeOptions.__post_init__(self)
 
     @classmethod
     def describe(cls, config: Config) -> DraftTraits:

@@ -16,7 +16,7 @@ from typing import final
 
 from draftree.core.errors import ConfigurationError
 from draftree.drafters.base import DraftContext
-from draftree.drafters.tree_builder.builder import Shape, TreeBuildingDrafter, parse_shape
+from draftree.drafters.tree_builder.builder import TreeBuildingDrafter, TreeOptions
 from draftree.drafters.tree_builder.target_stepper import PartialStepper
 from draftree.loading.layer_sets import numbers_of, stored_set
 from draftree.models.base import LayerSubset
@@ -27,7 +27,7 @@ class LayerSkipDrafter(TreeBuildingDrafter):
     """Drafter that grows trees with a subset of the target's sublayers."""
 
     @dataclass(frozen=True, slots=True)
-    class Config:
+    class Config(TreeOptions):
         """`layer-skip`: the set stored by tuning for this model, or a given set.
 
         `attention`: layers whose attention is skipped, such as 3-5-8; `mlp`: layers whose multilayer perceptron is
@@ -47,7 +47,7 @@ class LayerSkipDrafter(TreeBuildingDrafter):
                     raise ConfigurationError(
                         f"drafter 'layer-skip' has {name}={text}: write layers, counted from 0, such as {name}=3-5-8"
                     ) from error
-            parse_shape(self.tree, self.k)
+            TreeOptions.__post_init__(self)
 
         @property
         def part(self) -> LayerSubset | None:
@@ -55,11 +55,6 @@ class LayerSkipDrafter(TreeBuildingDrafter):
             if not (self.attention or self.mlp):
                 return None
             return LayerSubset(attention=numbers_of(self.attention), mlp=numbers_of(self.mlp))
-
-        @property
-        def shape(self) -> Shape:
-            """Shape given by `tree` and `k`."""
-            return parse_shape(self.tree, self.k)
 
     def __init__(self, config: Config, context: DraftContext) -> None:
         part = config.part

@@ -65,11 +65,6 @@ class Pool:
         return list(self._continuations.get(token, ()))[::-1]
 
 
-def grams(rows: Rows, ends: Sequence[int | None]) -> list[tuple[int, ...]]:
-    """Return the lanes that have a pick at their end, with it."""
-    return [(*lane, end) for *lane, end in zip(*rows, ends, strict=True) if end is not None]
-
-
 def moved(rows: Rows, ends: Sequence[int | None], *, written: int, depth: int) -> list[list[int | None]]:
     """Return the window after the new root, moved by the number of written tokens.
 
@@ -92,19 +87,13 @@ def filled(rows: Sequence[Sequence[int | None]], width: int, *, pool: Pool, gues
     """Return a full window: lanes continue with tokens of the pool or else of `guesses`."""
     lanes = []
     for column in range(width):
-        lane: list[int] = []
-        for row in rows:
-            token = row[column] if column < len(row) else None
-            if token is None:
-                break
-            lane.append(token)
-        if not lane:
-            lane.append(next(guesses))
-        known = pool.after(lane[-1])
-        lane += known[0] if known else ()
+        tokens = (row[column] if column < len(row) else None for row in rows)
+        lane = [token for token in itertools.takewhile(lambda token: token is not None, tokens) if token is not None]
+        lane = lane or [next(guesses)]
+        lane += next(iter(pool.after(lane[-1])), ())
         lane += [next(guesses) for _ in range(len(rows) - len(lane))]
         lanes.append(lane[: len(rows)])
-    return [[lane[level] for lane in lanes] for level in range(len(rows))]
+    return [list(row) for row in zip(*lanes, strict=True)]
 
 
 class Comb:
@@ -114,7 +103,7 @@ class Comb:
         self._budget = budget
         self._tokens: list[int] = []
         self._parents: list[int] = []
-        self._depths: list[int] = []
+        self._depths = {ROOT: 0}
         self._sources: list[tuple[str, ...]] = []
         self._known: dict[tuple[int, int], int] = {}
 
@@ -124,30 +113,22 @@ class Comb:
         for token in tokens:
             node = self._known.get((parent, token))
             if node is None:
-                node = self._append(parent, token)
-            if node is None:
-                break
+                node = len(self._tokens)
+                if node >= self._budget.num_nodes or self._depths[parent] >= self._budget.depth:
+                    break
+                self._known[parent, token] = node
+                self._tokens.append(token)
+                self._parents.append(parent)
+                self._depths[node] = self._depths[parent] + 1
+                self._sources.append(())
             if source not in self._sources[node]:
                 self._sources[node] = (*self._sources[node], source)
             nodes.append(node)
             parent = node
         return nodes
 
-    def _append(self, parent: int, token: int) -> int | None:
-        depth = 1 if parent == ROOT else self._depths[parent] + 1
-        node = len(self._tokens)
-        if node >= self._budget.num_nodes or depth > self._budget.depth:
-            return None
-        self._known[parent, token] = node
-        self._tokens.append(token)
-        self._parents.append(parent)
-        self._depths.append(depth)
-        self._sources.append(())
-        return node
-
     def _has_room(self, parent: int, tokens: Sequence[int]) -> bool:
-        depth = 0 if parent == ROOT else self._depths[parent]
-        if depth + len(tokens) > self._budget.depth:
+        if self._depths[parent] + len(tokens) > self._budget.depth:
             return False
         missing = len(tokens)
         for token in tokens:
@@ -267,11 +248,10 @@ class LookaheadDrafter(Drafter[_Lookahead]):
     def observe(self, observations: Sequence[Observation[_Lookahead]]) -> None:
         """Move every window as far as its text, with the picks at the lanes' ends as its last row."""
         for state, tree, verdict in ((o.state, o.tree, o.verdict) for o in observations):
-            if verdict is None:
-                continue  # `open` adds the prompt to the pool
-            has_picks = len(verdict.picks) == len(tree) + 1 > 1
-            ends = [None if node is None else verdict.picks[1 + node] for node in state.ends] if has_picks else []
-            self._catch_up(state, ends)
+            if verdict is not None:  # `open` adds the prompt to the pool
+                has_picks = len(verdict.picks) == len(tree) + 1 > 1
+                ends = [None if node is None else verdict.picks[1 + node] for node in state.ends] if has_picks else []
+                self._catch_up(state, ends)
 
     def _catch_up(self, state: _Lookahead, ends: Sequence[int | None]) -> None:
         """Add the tokens written since the last call to the pool."""
@@ -280,8 +260,9 @@ class LookaheadDrafter(Drafter[_Lookahead]):
         if not written:
             return
         if len(state.rows) == config.n - 1 and ends:
-            for gram in grams(state.rows, ends):
-                state.pool.add(gram)
+            for *lane, end in zip(*state.rows, ends, strict=True):
+                if end is not None:
+                    state.pool.add([*lane, end])
         # after the window's n-grams, so that these count as later ones
         state.pool.read(tokens[max(0, state.seen - config.n + 1) :].tolist())
         state.seen = len(tokens)

@@ -25,7 +25,7 @@ import torch
 from draftree.core.errors import ConfigurationError, suggestion
 from draftree.core.tree import Draw
 from draftree.drafters.base import DraftContext, DraftTraits, LoadedDraftModel
-from draftree.drafters.tree_builder.builder import Shape, TreeBuildingDrafter, parse_shape
+from draftree.drafters.tree_builder.builder import TreeBuildingDrafter, TreeOptions
 from draftree.drafters.tree_builder.model_stepper import ModelStepper, SameReader, require_same_source
 from draftree.drafters.tree_builder.vocabularies import (
     STRINGS,
@@ -111,7 +111,7 @@ class ModelDrafter(TreeBuildingDrafter):
     """Drafter that grows trees with a loaded model."""
 
     @dataclass(frozen=True, slots=True)
-    class Config:
+    class Config(TreeOptions):
         """`model:NAME`: a catalogue name, a folder, a GGUF file or a hub id.
 
         `k`: maximum number of levels; `tree`: the shape, chain, 1-1-3-1-1, best-32, iid-2-2-1 or wor-2-2-1; `map`: the
@@ -129,6 +129,7 @@ class ModelDrafter(TreeBuildingDrafter):
         bits: str | None = None
 
         def __post_init__(self) -> None:
+            TreeOptions.__post_init__(self)
             require_map(self.map)
             if self.bits is not None and self.bits not in QUANTIZATIONS:
                 raise ConfigurationError(
@@ -150,11 +151,6 @@ class ModelDrafter(TreeBuildingDrafter):
                     f"drafter 'model' has tree={self.tree} with map={STRINGS}: draws are of single tokens, and strings "
                     f"are tokenized again; use map={TOKENS}, or a tree of free choices such as chain or best-32"
                 )
-
-        @property
-        def shape(self) -> Shape:
-            """Shape given by `tree` and `k`."""
-            return parse_shape(self.tree, self.k)
 
         @property
         def draws(self) -> frozenset[Draw]:

@@ -20,6 +20,7 @@ import numpy as np
 from draftree.core.errors import ConfigurationError
 from draftree.drafters.base import DraftTraits, SequenceView
 from draftree.drafters.lookup.counting import LONGEST, CountedText, CountingDrafter, Match, require_tree
+from draftree.drafters.lookup.occurrences import match_lengths
 
 TRUST = 4
 """Length of match assumed at the start of the prediction."""
@@ -79,21 +80,31 @@ class PredictionDrafter(CountingDrafter[PredictionState]):
         return PredictionState(sequence, np.array(sequence.controls.prediction, np.int64))
 
     def _matches(self, state: PredictionState, depth: int) -> list[Match]:
-        if not len(state.prediction):
+        """Return the current position and, while it is uncertain, others; the best of them may replace it."""
+        prediction, output = state.prediction, state.view.history.output
+        if not len(prediction):
             return []
-        read(state)
-        return _places(state, self._config.max, depth)
+        for token in output[state.num_read :].tolist():
+            if state.place < len(prediction) and prediction[state.place] == token:
+                state.place, state.run, state.is_lost = state.place + 1, min(state.run + 1, LONGEST), False
+            else:
+                state.run, state.is_lost = 0, True
+        state.num_read = len(output)
 
+        def match(place: int, length: int, weight: float = 1.0) -> Match:
+            followers = prediction[place : place + depth].tolist()
+            return Match(length, [*followers, *[-1] * (depth - len(followers))], weight)
 
-def read(state: PredictionState) -> None:
-    """Process the tokens written since the last call."""
-    prediction, output = state.prediction, state.view.history.output
-    for token in output[state.num_read :].tolist():
-        if state.place < len(prediction) and prediction[state.place] == token:
-            state.place, state.run, state.is_lost = state.place + 1, min(state.run + 1, LONGEST), False
-        else:
-            state.run, state.is_lost = 0, True
-    state.num_read = len(output)
+        matches = [] if state.is_lost else [match(state.place, state.run)]
+        if state.run >= FOUND or not state.num_read:
+            return matches
+        places = find_places(prediction, output[-self._config.max :], ahead_of=state.place)
+        for rank, (place, length) in enumerate(places):
+            if state.is_lost or place != state.place:
+                matches.append(match(place, length, 0.5**rank))
+        if places and places[0][1] >= FOUND:
+            (state.place, state.run), state.is_lost = places[0], False
+        return matches
 
 
 def find_places(prediction: np.ndarray, tail: np.ndarray, *, ahead_of: int) -> list[tuple[int, int]]:
@@ -106,33 +117,7 @@ def find_places(prediction: np.ndarray, tail: np.ndarray, *, ahead_of: int) -> l
         Pairs of the index of the next token and the length of the match.
     """
     ends = np.flatnonzero(prediction[:-1] == tail[-1])
-    lengths = np.ones(len(ends), np.int64)
-    alive = np.arange(len(ends))
-    for length in range(2, len(tail) + 1):
-        alive = alive[ends[alive] >= length - 1]
-        alive = alive[prediction[ends[alive] - (length - 1)] == tail[-length]]
-        if not len(alive):
-            break
-        lengths[alive] = length
+    lengths = match_lengths(prediction, ends, tail)
     places = ends + 1
     order = np.lexsort((np.abs(places - ahead_of), places < ahead_of, -lengths))[:NUM_PLACES]
     return list(zip(places[order].tolist(), lengths[order].tolist(), strict=True))
-
-
-def _places(state: PredictionState, longest: int, depth: int) -> list[Match]:
-    """Return the current position and, while it is uncertain, others; the best of them may replace it."""
-    matches = [] if state.is_lost else [_match(state, state.place, state.run, depth)]
-    if state.run >= FOUND or not state.num_read:
-        return matches
-    places = find_places(state.prediction, state.view.history.output[-longest:], ahead_of=state.place)
-    for rank, (place, length) in enumerate(places):
-        if state.is_lost or place != state.place:
-            matches.append(_match(state, place, length, depth, weight=0.5**rank))
-    if places and places[0][1] >= FOUND:
-        (state.place, state.run), state.is_lost = places[0], False
-    return matches
-
-
-def _match(state: PredictionState, place: int, length: int, depth: int, *, weight: float = 1.0) -> Match:
-    followers = state.prediction[place : place + depth].tolist()
-    return Match(length, [*followers, *[-1] * (depth - len(followers))], weight)

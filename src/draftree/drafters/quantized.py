@@ -17,7 +17,7 @@ from typing import final
 
 from draftree.core.errors import ConfigurationError, UnsupportedModelError, suggestion
 from draftree.drafters.base import DraftContext
-from draftree.drafters.tree_builder.builder import Shape, TreeBuildingDrafter, parse_shape
+from draftree.drafters.tree_builder.builder import Shape, TreeBuildingDrafter, TreeOptions, parse_shape
 from draftree.drafters.tree_builder.target_stepper import PartialStepper
 from draftree.models.base import ALL_LAYERS
 from draftree.models.memory import Footprint
@@ -32,7 +32,7 @@ class QuantizedDrafter(TreeBuildingDrafter):
     """Drafter that grows trees with a quantized copy of the target."""
 
     @dataclass(frozen=True, slots=True)
-    class Config:
+    class Config(TreeOptions):
         """`quantized:int8`: weights of the copy, int8 for 8 bits or int4 for 4 bits.
 
         `k`: maximum number of levels; `tree`: the shape, chain, 1-1-3-1-1, best-32, iid-2-2-1 or wor-2-2-1.
@@ -48,7 +48,7 @@ class QuantizedDrafter(TreeBuildingDrafter):
                 raise ConfigurationError(
                     f"drafter 'quantized' has weights of kind '{self.bits}': {suggestion(self.bits, known)}"
                 )
-            parse_shape(self.tree, self.k)
+            TreeOptions.__post_init__(self)
 
         @property
         def shape(self) -> Shape:

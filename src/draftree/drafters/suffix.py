@@ -193,11 +193,13 @@ class SuffixDrafter(CountingDrafter[SuffixState]):
         tokens = state.view.history.tokens
         state.own.extend(tokens[len(state.own) - state.num_before :])
         tail = tokens[-self._config.max :]
-        matches = _places(state.own, tail, depth, is_own=True)
         earlier = None if self._earlier is None else self._earlier.find(state.view.owner)
-        if earlier is not None:
-            matches += _places(earlier, tail, depth, is_own=False)
-        return matches
+        return [
+            Match(length, followers, weight)
+            for index, weight in ((state.own, 1.0), (earlier, EARLIER_WEIGHT))
+            if index is not None
+            for length, followers in index.find(tail, depth=depth, limit=PLACES, is_own=index is state.own).pairs()
+        ]
 
     def close(self, state: SuffixState) -> None:
         """Add the answer to the memory, with the end of its prompt as context."""
@@ -205,10 +207,3 @@ class SuffixDrafter(CountingDrafter[SuffixState]):
         if self._earlier is not None and history.num_output_tokens:
             start = max(0, history.prompt_length - self._config.max)
             self._earlier.add(state.view.owner, history.tokens[start:], num_new=history.num_output_tokens)
-
-
-def _places(index: Occurrences, tail: np.ndarray, depth: int, *, is_own: bool) -> list[Match]:
-    matches = index.find(tail, depth=depth, limit=PLACES, is_own=is_own)
-    weight = 1.0 if is_own else EARLIER_WEIGHT
-    rows = zip(matches.lengths.tolist(), matches.followers.tolist(), strict=True)
-    return [Match(length, followers, weight) for length, followers in rows]

@@ -2,9 +2,8 @@
 
 When a request joins the batch, the target generates its plain text in a separate slot. This time is not part of any
 round, so the statistics show the speed of a drafter without costs and with the configured acceptance. `accept=0` needs
-no
-text: its tokens are wrong except by chance. For timing rounds, planners and servers; useless as a drafter, because all
-work is done in advance.
+no text: its tokens are wrong except by chance. For timing rounds, planners and servers; useless as a drafter, because
+all work is done in advance.
 
 Source: ours; synthetic acceptance as in load generators, which separates costs from the quality of a drafter.
 Costs plain decoding of every request before its first round, and a second slot of the target. With a verifier that does
@@ -90,7 +89,11 @@ class SyntheticDrafter(Drafter[Ahead]):
 
     def draft_one(self, state: Ahead, budget: Budget) -> TokenTree:
         depth = min(self._config.k, budget.depth, budget.num_nodes)
-        right = self._coming(state, depth)
+        output, right = state.view.history.output.tolist(), list[int]()
+        if self._config.accept:
+            if state.tokens[: len(output)] != output:
+                state.tokens = output + written_ahead(self._target, state.view, state.limit)
+            right = state.tokens[len(output) : len(output) + depth]
         noise = state.view.controls.noise.stream("synthetic", self._config.seed)
         start = len(state.view.history)
         tokens: list[int] = []
@@ -101,32 +104,23 @@ class SyntheticDrafter(Drafter[Ahead]):
             if room < 1:
                 break
             guesses = self._guesses(noise, start + level, right[level] if level < len(right) else None)[:room]
-            tokens += guesses
             parents += [spine] * len(guesses)
-            spine = len(tokens) - len(guesses)
+            spine = len(tokens)
+            tokens += guesses
         return TokenTree(tuple(tokens), tuple(parents))
-
-    def _coming(self, state: Ahead, count: int) -> list[int]:
-        """Return the next tokens of the text, generated again if the sequence differs."""
-        if not self._config.accept:
-            return []
-        output = state.view.history.output.tolist()
-        if state.tokens[: len(output)] != output:
-            state.tokens = output + written_ahead(self._target, state.view, state.limit)
-        return state.tokens[len(output) : len(output) + count]
 
     def _guesses(self, noise: Noise, position: int, right: int | None) -> list[int]:
         """Return different tokens; after the end of the text all are wrong."""
         size = self._target.vocab_size
         hits = (noise.uniform(position, rank) < self._config.accept for rank in range(self._config.width))
         place = None if right is None else next((rank for rank, is_right in enumerate(hits) if is_right), None)
-        found: list[int] = []
+        guesses: list[int] = []
         for rank in range(min(self._config.width, size - 1)):
             token = int(noise.uniform(position, self._config.width + rank) * size)
-            while token == right or token in found:
+            while token == right or token in guesses:
                 token = (token + 1) % size
-            found.append(right if rank == place and right is not None else token)
-        return found
+            guesses.append(right if rank == place and right is not None else token)
+        return guesses
 
 
 @torch.inference_mode()
@@ -138,7 +132,7 @@ def written_ahead(model: LanguageModel, view: SequenceView, limit: int) -> list[
     model.reserve(model.num_open + 1, limit)
     source = TokenSource(view.source)
     slot = model.open_on(source) if isinstance(model, EncoderDecoder) else model.open()
-    pending, found = history.tokens.tolist(), list[int]()
+    pending, written = history.tokens.tolist(), list[int]()
     while len(history) < limit:
         chunk, pending = pending[:CHUNK], pending[CHUNK:]
         last = len(chunk) - 1
@@ -151,9 +145,9 @@ def written_ahead(model: LanguageModel, view: SequenceView, limit: int) -> list[
             break  # the text fails at this point, if it gets here
         token = distributions.of(0).picks()[0]
         history.append([token])
-        found.append(token)
+        written.append(token)
         pending = [token]
         if token in view.controls.stop_ids:
             break
     model.close(slot)
-    return found
+    return written

@@ -52,25 +52,6 @@ class Match(NamedTuple):
     weight: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of a tree.
-
-    Attributes:
-        num_nodes: maximum number of nodes.
-        depth: maximum number of levels.
-        width: maximum number of children.
-        floor: minimum estimated survival of a node.
-        min_confidence: minimum conditional probability of a node that gets children.
-    """
-
-    num_nodes: int
-    depth: int
-    width: int
-    floor: float
-    min_confidence: float = 0.0
-
-
 NoiseFactors = Callable[[int, Sequence[int]], Mapping[int, float]]
 """(level, tokens) to the factor of each token's noise: e to its Gumbel variable."""
 
@@ -121,12 +102,21 @@ def noise_factors(view: SequenceView) -> NoiseFactors | None:
 
 
 def grow(
-    matches: Sequence[Match], limits: Limits, *, draw: Draw, noise: NoiseFactors | None = None, unseen: float = ESCAPE
+    matches: Sequence[Match],
+    budget: Budget,
+    *,
+    width: int,
+    floor: float,
+    draw: Draw,
+    noise: NoiseFactors | None = None,
+    unseen: float = ESCAPE,
 ) -> TokenTree:
     """Return the tree of the nodes with the highest estimated survival.
 
     Args:
         matches: earlier occurrences; earlier entries win ties.
+        width: maximum number of children.
+        floor: minimum estimated survival of a node.
         noise: factors of the request's noise, if shared; otherwise candidates are ranked by counts.
 
     Returns:
@@ -140,12 +130,12 @@ def grow(
     num_candidates = 0
     node, survival, chance, level, agreeing = ROOT, 1.0, 1.0, 0, list(matches)
     while True:
-        if level < limits.depth and chance >= limits.min_confidence:
-            for token, share, followers in _children(agreeing, level, limits.width, noise, unseen):
-                if survival * share >= limits.floor:
+        if level < budget.depth and chance >= budget.min_confidence:
+            for token, share, followers in _children(agreeing, level, width, noise, unseen):
+                if survival * share >= floor:
                     num_candidates += 1
                     heapq.heappush(heap, (-survival * share, num_candidates, node, token, share, followers, level + 1))
-        if not heap or len(tokens) == limits.num_nodes:
+        if not heap or len(tokens) == budget.num_nodes:
             break
         negative, _, parent, token, chance, agreeing, level = heapq.heappop(heap)
         node, survival = len(tokens), -negative
@@ -221,14 +211,19 @@ class CountingDrafter(Drafter[Text]):
         """Return earlier occurrences with `depth` tokens after each; earlier entries win ties."""
 
     def draft_one(self, state: Text, budget: Budget) -> TokenTree:
-        config, tokens = self._config, state.view.history.tokens
+        tokens = state.view.history.tokens
         state.prior.learn(tokens)
         held = budget.within(self._traits.nodes, self._traits.depth)
         if not held.num_nodes or not held.depth:
             return EMPTY
-        limits = Limits(held.num_nodes, held.depth, config.width, config.floor, held.min_confidence)
-        noise = noise_factors(state.view) if self._shares_noise else None
-        matches = self._matches(state, held.depth)
-        tree = grow(matches, limits, draw=self._draw, noise=noise, unseen=state.prior.unseen)
+        tree = grow(
+            self._matches(state, held.depth),
+            held,
+            width=self._config.width,
+            floor=self._config.floor,
+            draw=self._draw,
+            noise=noise_factors(state.view) if self._shares_noise else None,
+            unseen=state.prior.unseen,
+        )
         state.prior.remember(tree, len(tokens))
         return tree

@@ -9,6 +9,7 @@ texts moves the rest down.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +34,10 @@ class Matches:
     lengths: np.ndarray
     followers: np.ndarray
 
+    def pairs(self) -> Iterator[tuple[int, list[int]]]:
+        """Return the length and the followers of each."""
+        return zip(self.lengths.tolist(), self.followers.tolist(), strict=True)
+
 
 @dataclass(slots=True)
 class _Chains:
@@ -45,7 +50,7 @@ class _Chains:
     @classmethod
     def empty(cls, order: int, room: int) -> _Chains:
         # the system provides zeroed memory page by page: unused capacity costs nothing
-        return cls(order, np.zeros(_buckets(room), np.int32), np.zeros(room, np.int32))
+        return cls(order, np.zeros(1 << max(4, (room - 1).bit_length()), np.int32), np.zeros(room, np.int32))
 
     def hashes(self, tokens: np.ndarray) -> np.ndarray:
         """Return the bucket of every complete run of these tokens, in order."""
@@ -68,25 +73,23 @@ class _Chains:
             return
         order = np.argsort(buckets, kind="stable")
         buckets, places = buckets[order], places[order]
-        is_first = np.ones(len(buckets), bool)
-        is_first[1:] = buckets[1:] != buckets[:-1]
-        before = np.empty_like(places)
-        before[1:] = places[:-1]
+        differs = buckets[1:] != buckets[:-1]
+        is_first, is_last = np.append(True, differs), np.append(differs, True)
+        before = np.roll(places, 1)
         before[is_first] = self.heads[buckets[is_first]]
         self.earlier[places - 1] = before
-        is_last = np.append(is_first[1:], True)
         self.heads[buckets[is_last]] = places[is_last]
 
     def latest(self, tail: np.ndarray, limit: int) -> list[int]:
         """Return the latest positions in the bucket of the last run of `tail`; a few may have another run."""
-        found: list[int] = []
+        places: list[int] = []
         if len(tail) < self.order:
-            return found
+            return places
         place, earlier = int(self.heads[self.hashes(tail[-self.order :])[0]]), self.earlier.data
-        while place and len(found) < limit:
-            found.append(place - 1)
+        while place and len(places) < limit:
+            places.append(place - 1)
             place = earlier[place - 1]
-        return found
+        return places
 
     def move_down(self, distance: int, length: int) -> None:
         """Remove the first `distance` positions, of which `length` remain."""
@@ -175,24 +178,18 @@ class Occurrences:
         if self._length + count <= len(self._tokens):
             return
         if self._capacity is None or len(self._tokens) < self._capacity:
-            self._grow(self._length + count)
-        if self._capacity is None or self._length + count <= len(self._tokens):
-            return
-        self.shrink(min(int(KEPT_SHARE * self._capacity), self._capacity - count))
-
-    def _grow(self, needed: int) -> None:
-        room = max(2 * len(self._tokens), needed)
-        self._allocate(room if self._capacity is None else min(room, self._capacity))
-        for chains in self._chains:
-            chains.link(self._tokens[: self._length], 0)
+            room = max(2 * len(self._tokens), self._length + count)
+            self._allocate(room if self._capacity is None else min(room, self._capacity))
+            for chains in self._chains:
+                chains.link(self._tokens[: self._length], 0)
+        if self._capacity is not None and self._length + count > len(self._tokens):
+            self.shrink(min(int(KEPT_SHARE * self._capacity), self._capacity - count))
 
     def shrink(self, kept: int) -> None:
         """Drop the oldest texts until at most `kept` tokens remain."""
         while self._starts and self._length - self._starts[0] > kept:
             self._starts.popleft()
-        self._drop(self._starts[0] if self._starts else self._length)
-
-    def _drop(self, distance: int) -> None:
+        distance = self._starts[0] if self._starts else self._length
         self._length -= distance
         self._tokens[: self._length] = self._tokens[distance : distance + self._length].copy()
         self._starts = deque(start - distance for start in self._starts)
@@ -213,16 +210,10 @@ class Occurrences:
             found.update(dict.fromkeys(chains.latest(tail, limit + is_own)))
         places = np.fromiter(found, np.int64, len(found))
         places = places[places < end]
-        lengths = self._lengths(places, tail)
+        lengths = match_lengths(self._tokens, places, tail)
         kept = lengths >= self._orders[-1]
         places, lengths = places[kept], lengths[kept]
         return Matches(lengths, self._followers(places, depth, is_own=is_own))
-
-    def _lengths(self, places: np.ndarray, tail: np.ndarray) -> np.ndarray:
-        index = places[:, None] - np.arange(len(tail))
-        equal = np.zeros((len(places), len(tail) + 1), bool)
-        equal[:, :-1] = (self._tokens[np.maximum(index, 0)] == tail[::-1]) & (index >= 0)
-        return equal.argmin(axis=1)
 
     def _followers(self, places: np.ndarray, depth: int, *, is_own: bool) -> np.ndarray:
         steps = np.arange(depth)
@@ -236,5 +227,9 @@ class Occurrences:
         return rows
 
 
-def _buckets(room: int) -> int:
-    return 1 << max(4, (room - 1).bit_length())
+def match_lengths(tokens: np.ndarray, places: np.ndarray, tail: np.ndarray) -> np.ndarray:
+    """Return how many tokens up to each place equal the last ones of `tail`, int64 of shape (places,)."""
+    index = places[:, None] - np.arange(len(tail))
+    equal = np.zeros((len(places), len(tail) + 1), bool)
+    equal[:, :-1] = (tokens[np.maximum(index, 0)] == tail[::-1]) & (index >= 0)
+    return equal.argmin(axis=1)

@@ -124,6 +124,22 @@ def _numbers(text: str, parts: list[str], count: int | None) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
+class TreeOptions:
+    """Base of configurations with `k`, the maximum number of levels, and `tree`, the shape."""
+
+    __slots__ = ()
+    k: int | None
+    tree: str
+
+    def __post_init__(self) -> None:
+        parse_shape(self.tree, self.k)
+
+    @property
+    def shape(self) -> Shape:
+        """Shape given by `tree` and `k`."""
+        return parse_shape(self.tree, self.k)
+
+
 StateT = TypeVar("StateT", bound=Stepped)
 
 
