@@ -18,6 +18,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -26,7 +27,7 @@ from draftree.core.errors import ConfigurationError, suggestion
 from draftree.core.tree import Draw
 from draftree.drafters.base import DraftContext, DraftTraits, LoadedDraftModel
 from draftree.drafters.tree_builder.builder import TreeBuildingDrafter, TreeOptions
-from draftree.drafters.tree_builder.model_stepper import ModelStepper, SameReader, require_same_source
+from draftree.drafters.tree_builder.model_stepper import ModelStepper, Reader, SameReader, require_same_source
 from draftree.drafters.tree_builder.vocabularies import (
     STRINGS,
     TOKENS,
@@ -56,30 +57,21 @@ def model_reader(
     Its weights have 8 bits if the target's have and it has native kernels, or if that is requested: drafts never change
     a text.
     """
-
-    def load(name: str, quantization: str | None) -> LoadedModel:
-        return load_model(
-            name,
-            dtype=dtype,
-            device=device,
-            kernels=kernels,
-            quantization=quantization,
-            trust_remote_code=trust_remote_code,
-        )
+    load = partial(load_model, dtype=dtype, device=device, kernels=kernels, trust_remote_code=trust_remote_code)
 
     def read(name: str, quantization: str | None = None) -> LoadedDraftModel:
         try:
-            loaded = load(name, quantization or quantization_beside(name, target.quantization))
+            loaded = load(name, quantization=quantization or quantization_beside(name, target.quantization))
         except NativeUnavailableError as reason:
             if quantization is not None or target.quantization is None:
                 raise
             logger.info("drafter '%s' keeps its own weights: %s", name, reason)
-            loaded = load(name, None)
+            loaded = load(name, quantization=None)
         if loaded.kernels_note is not None and loaded.fallback_reason != target.fallback_reason:
             logger.warning("drafter '%s': %s", loaded.name, loaded.kernels_note)
         folder = loaded.folder
-        own = None if folder is None else load_tokenizer(folder, trust_remote_code=trust_remote_code)
-        return LoadedDraftModel(loaded.model, own, os.fspath(name))
+        tokenizer = None if folder is None else load_tokenizer(folder, trust_remote_code=trust_remote_code)
+        return LoadedDraftModel(loaded.model, tokenizer, os.fspath(name))
 
     return read
 
@@ -181,20 +173,17 @@ class ModelDrafter(TreeBuildingDrafter):
                 f"drafter '{loaded.name}' has other tokens than the target, whose source it reads in the target's "
                 "tokens: choose a drafter with the same tokenizer"
             )
+        self._note = "" if translation is None else str(translation)
         if translation is not None and translation.way == STRINGS:
             self._builder = StringTreeBuilder(loaded.model, shape=config.shape, translation=translation)
+            return
+        reader: Reader
+        if translation is None:
+            reads_source = not isinstance(loaded.model, EncoderDecoder)
+            reader = SameReader(loaded.model.vocab_size, context.target.vocab_size, reads_source=reads_source)
         else:
-            reader = (
-                SameReader(
-                    loaded.model.vocab_size,
-                    context.target.vocab_size,
-                    reads_source=not isinstance(loaded.model, EncoderDecoder),
-                )
-                if translation is None
-                else CommonReader(translation)
-            )
-            self._build(ModelStepper(loaded.model, reader), config.shape, context)
-        self._note = "" if translation is None else str(translation)
+            reader = CommonReader(translation)
+        self._build(ModelStepper(loaded.model, reader), config.shape, context)
 
     @property
     def footprint(self) -> Footprint:

@@ -58,9 +58,9 @@ class Reader(ABC):
     def open(self, view: SequenceView) -> Reading:
         """Return the `Reading` of a new sequence."""
 
-    @abstractmethod
     def read(self, tokens: Sequence[int]) -> list[int]:
         """Convert tokens of a tree to the model's tokens, one to one."""
+        return list(tokens)
 
     @abstractmethod
     def answer(self, logits: Logits) -> Logits:
@@ -85,9 +85,6 @@ class SameReader(Reader):
 
     def open(self, view: SequenceView) -> Reading:
         return _History(view, self._known, view.source if self._reads_source else ())
-
-    def read(self, tokens: Sequence[int]) -> list[int]:
-        return list(tokens)
 
     def answer(self, logits: Logits) -> Logits:
         missing = self._wanted - logits.width
@@ -141,15 +138,12 @@ def require_same_source(loaded: LoadedDraftModel, target: LanguageModel) -> None
         raise ConfigurationError(
             f"drafter '{loaded.name}' is an encoder-decoder model, and the target is causal: choose a causal model"
         )
-    if model.feature_shape != target.feature_shape:
-        own, wanted = ("tokens" if one is None else f"features of shape {one}" for one in _shapes(model, target))
+    shapes = (model.feature_shape, target.feature_shape)
+    if shapes[0] != shapes[1]:
+        own, wanted = ("tokens" if shape is None else f"features of shape {shape}" for shape in shapes)
         raise ConfigurationError(
             f"drafter '{loaded.name}' reads {own}, and the target reads {wanted}: choose a drafter of the same family"
         )
-
-
-def _shapes(*models: EncoderDecoder) -> list[tuple[int, int] | None]:
-    return [model.feature_shape for model in models]
 
 
 PREFILL_ROWS = 512
@@ -203,9 +197,8 @@ class ModelStepper(Stepper[SteppedSequence]):
 
     def open(self, view: SequenceView) -> SteppedSequence:
         view = self._drafted(view)
-        state = SteppedSequence(view, open_slot(self.model, view), self._reader.open(view))
         self._num_open += 1
-        return state
+        return SteppedSequence(view, open_slot(self.model, view), self._reader.open(view))
 
     def _drafted(self, view: SequenceView) -> SequenceView:
         return view if self._controls is None else replace(view, controls=self._controls)
@@ -270,7 +263,7 @@ class ModelStepper(Stepper[SteppedSequence]):
         unread = [self._next_of_prompt(state, count) for state, count in zip(states, counts, strict=True)]
         going = [(state, tokens) for state, tokens in zip(states, unread, strict=True) if tokens]
         if going:
-            self._read([state for state, _ in going], [tokens for _, tokens in going], wants_logits=False)
+            self._read(*zip(*going, strict=True), wants_logits=False)
 
     def _next_of_prompt(self, state: SteppedSequence, count: int) -> list[int]:
         """Return the tokens to prefill with `count` of the target's; the last one is read with the first tree."""
@@ -298,16 +291,13 @@ class ModelStepper(Stepper[SteppedSequence]):
         read = [self._reader.read(row) for row in tokens]
         for state, row in zip(states, read, strict=True):
             state.fed_tokens.extend(row)
-        return self._extend([Extend(s.slot, *nodes) for s, *nodes in zip(states, read, parents, strict=True)])
-
-    def _extend(self, jobs: Sequence[Extend]) -> Logits:
+        jobs = [Extend(s.slot, *nodes) for s, *nodes in zip(states, read, parents, strict=True)]
         return self._reader.answer(self.model.run(Pass(jobs)).logits)
 
     def catch_up(self, states: Sequence[SteppedSequence], ahead: Sequence[int]) -> Logits:
         self._idle_rounds = 0
         pending = [self._pending(state, count) for state, count in zip(states, ahead, strict=True)]
-        while any(len(tokens) > PREFILL_ROWS for tokens in pending):
-            long = [i for i, tokens in enumerate(pending) if len(tokens) > PREFILL_ROWS]
+        while long := [i for i, tokens in enumerate(pending) if len(tokens) > PREFILL_ROWS]:
             self._read([states[i] for i in long], [pending[i][:PREFILL_ROWS] for i in long], wants_logits=False)
             for i in long:
                 pending[i] = pending[i][PREFILL_ROWS:]
@@ -338,8 +328,7 @@ class ModelStepper(Stepper[SteppedSequence]):
 
     def _cut(self, state: SteppedSequence, stands: int) -> None:
         """Drop all tokens after the first `stands`, and the tree."""
-        if stands <= state.start:
-            # the window is empty
+        if stands <= state.start:  # the window is empty
             stands = state.start = left = 0
         else:
             left = state.slot.length - (state.covered - stands)
@@ -353,7 +342,7 @@ class ModelStepper(Stepper[SteppedSequence]):
             Extend(state.slot, row, range(-1, len(row) - 1), logits_at=[len(row) - 1] if wants_logits else ())
             for state, row in zip(states, tokens, strict=True)
         ]
-        logits = self._extend(jobs)
+        logits = self._reader.answer(self.model.run(Pass(jobs)).logits)
         self.model.apply([Commit(state.slot, range(len(row))) for state, row in zip(states, tokens, strict=True)])
         return logits
 

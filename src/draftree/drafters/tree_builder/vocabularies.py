@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
-from torch import Tensor
 
 from draftree.core.errors import ConfigurationError, MissingTokenizerError, VocabularyMismatchError, suggestion
-from draftree.core.node_map import prune
-from draftree.core.tree import EMPTY, ROOT, Draw, TokenTree, depths
+from draftree.core.node_map import merge, prune
+from draftree.core.tree import EMPTY, Draw, TokenTree, chain, depths
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import DraftContext, LoadedDraftModel, SequenceView
 from draftree.drafters.tree_builder.builder import Shape, TreeBuilder
@@ -79,64 +78,57 @@ class Translation:
 
 
 def translation_between(wanted: str, loaded: LoadedDraftModel, context: DraftContext) -> Translation | None:
-    """Return the mapping of the draft model's tokens to the target's; None if the vocabularies are equal."""
+    """Return the mapping of the draft model's tokens to the target's; None if the vocabularies are equal.
+
+    Draws are of tokens, so strings require free choices.
+    """
     target, own = context.tokenizer, loaded.tokenizer
+    own_size, target_size = loaded.model.vocab_size, context.target.vocab_size
     if target is None or own is None:
-        _require_same_size(wanted, loaded, context)
+        if wanted != AUTO or own_size != target_size:
+            mapped = "" if wanted == AUTO else f" with map={wanted}"
+            raise MissingTokenizerError(
+                f"drafter '{loaded.name}'{mapped} has {own_size} tokens and the target {target_size}, and there are no "
+                "tokenizers to compare or to map: choose models with tokenizers, or a drafter of the same family"
+            )
         return None
     if wanted != STRINGS and compare_vocabularies(target.vocabulary(), own.vocabulary()).same:
         return None
-    sizes = (context.target.vocab_size, loaded.model.vocab_size)
-    return choose_translation(
-        wanted, lexicon_of(target), lexicon_of(own), target_size=sizes[0], own_size=sizes[1], draw=context.draw
-    )
-
-
-def _require_same_size(wanted: str, loaded: LoadedDraftModel, context: DraftContext) -> None:
-    own, target = loaded.model.vocab_size, context.target.vocab_size
-    if wanted != AUTO or own != target:
-        asked = "" if wanted == AUTO else f" with map={wanted}"
-        raise MissingTokenizerError(
-            f"drafter '{loaded.name}'{asked} has {own} tokens and the target {target}, and there are no tokenizers to "
-            "compare or to map: choose models with tokenizers, or a drafter of the same family"
-        )
-
-
-def choose_translation(
-    wanted: str, target: Lexicon, own: Lexicon, *, target_size: int, own_size: int, draw: Draw
-) -> Translation:
-    """Return the requested mapping or, for `auto`, the suitable one.
-
-    Args:
-        draw: draw of children; draws are of tokens, so strings require free choices.
-    """
-    common = common_tokens(target, own, target_size=target_size, draft_size=own_size)
+    lexicons = lexicon_of(target), lexicon_of(own)
+    common = common_tokens(*lexicons, target_size=target_size, draft_size=own_size)
     way = wanted
     if wanted == AUTO:
-        way = TOKENS if draw is not Draw.FREE or common.draft_share >= LEAST_SHARE else STRINGS
+        way = TOKENS if context.draw is not Draw.FREE or common.draft_share >= LEAST_SHARE else STRINGS
     if way == TOKENS and not len(common):
         raise VocabularyMismatchError(
-            f"{own.name} should draft for {target.name} by tokens, but their vocabularies have none in common: "
-            "use map=strings with verifier 'coupled', or a drafter that was trained with the same tokenizer"
+            f"{lexicons[1].name} should draft for {lexicons[0].name} by tokens, but their vocabularies have none in "
+            "common: use map=strings with verifier 'coupled', or a drafter that was trained with the same tokenizer"
         )
-    translation = Translation(way, target, own, common, target_size)
+    translation = Translation(way, *lexicons, common, target_size)
     logger.info("drafter %s", translation)
     return translation
 
 
-@final
-class CommonReader(Reader):
-    """Reader for trees in the target's tokens, of which the model has some: `tokens`."""
+class TranslatingReader(Reader):
+    """Reader for texts in the tokens of a draft model."""
 
     def __init__(self, translation: Translation) -> None:
         self._translation = translation
+
+    def open(self, view: SequenceView) -> Reading:
+        return _Translated(view, self._translation)
+
+
+@final
+class CommonReader(TranslatingReader):
+    """Reader for trees in the target's tokens, of which the model has some: `tokens`."""
+
+    def __init__(self, translation: Translation) -> None:
+        super().__init__(translation)
         common = translation.common
         self._own_ids = dict(zip(common.target_ids, common.draft_ids, strict=True))
         self._columns = torch.tensor(common.target_ids)
         self._sources = torch.tensor(common.draft_ids)
-
-    def open(self, view: SequenceView) -> Reading:
-        return _Translated(view, self._translation)
 
     def read(self, tokens: Sequence[int]) -> list[int]:
         return [self._own_ids[token] for token in tokens]
@@ -144,36 +136,25 @@ class CommonReader(Reader):
     def answer(self, logits: Logits) -> Logits:
         """Convert logits to the target's vocabulary; tokens that the model lacks get -inf."""
         with logits.computing():
-            return logits.replaced(self._carried(logits.tensor()))
-
-    def _carried(self, logits: Tensor) -> Tensor:
-        if self._columns.device != logits.device:
-            self._columns, self._sources = self._columns.to(logits.device), self._sources.to(logits.device)
-        answers = logits.new_full((logits.shape[0], self._translation.target_size), float("-inf"))
-        return answers.index_copy_(1, self._columns, logits.index_select(1, self._sources))
+            rows = logits.tensor()
+            self._columns, self._sources = self._columns.to(rows.device), self._sources.to(rows.device)
+            answers = rows.new_full((rows.shape[0], self._translation.target_size), float("-inf"))
+            return logits.replaced(answers.index_copy_(1, self._columns, rows.index_select(1, self._sources)))
 
 
 @final
-class OwnReader(Reader):
+class OwnReader(TranslatingReader):
     """Reader for trees in the model's own tokens: `strings`."""
 
     def __init__(self, translation: Translation, own_size: int) -> None:
-        self._translation = translation
+        super().__init__(translation)
         own = translation.own
-        silent = (i for i in range(own_size) if not own.token_bytes(i) and i != own.eos_id)
-        self._silent = torch.tensor(list(silent), dtype=torch.long)
-
-    def open(self, view: SequenceView) -> Reading:
-        return _Translated(view, self._translation)
-
-    def read(self, tokens: Sequence[int]) -> list[int]:
-        return list(tokens)
+        self._silent = torch.tensor([i for i in range(own_size) if not own.token_bytes(i) and i != own.eos_id]).long()
 
     def answer(self, logits: Logits) -> Logits:
         with logits.computing():
             rows = logits.tensor()
-            if self._silent.device != rows.device:
-                self._silent = self._silent.to(rows.device)
+            self._silent = self._silent.to(rows.device)
             rows.index_fill_(1, self._silent, float("-inf"))
         return logits
 
@@ -204,38 +185,6 @@ class _Translated(Reading):
         return self._text.tokens[start:stop]
 
 
-@dataclass(slots=True)
-class _Trie:
-    """Tree in the target's tokens, into which paths are merged."""
-
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
-    known: dict[tuple[int, int], int] = field(default_factory=dict)
-
-    def add(self, tokens: Sequence[int], scores: Sequence[float]) -> None:
-        node = ROOT
-        for token, score in zip(tokens, scores, strict=True):
-            found = self.known.get((node, token))
-            if found is None:
-                found = self.known[node, token] = len(self.tokens)
-                self.tokens.append(token)
-                self.parents.append(node)
-                self.scores.append(score)
-            else:
-                self.scores[found] = max(self.scores[found], score)
-            node = found
-
-    def tree(self, budget: Budget) -> TokenTree:
-        """Return the best nodes; a node's score is at most its parent's."""
-        tree = TokenTree(tuple(self.tokens), tuple(self.parents), tuple(self.scores))
-        level = depths(tree.parents)
-        order = sorted(
-            (n for n in range(len(tree)) if level[n] <= budget.depth), key=lambda n: (-tree.scores[n], level[n], n)
-        )
-        return prune(tree, order[: budget.num_nodes])
-
-
 @final
 class StringTreeBuilder(TreeBuilder):
     """Grows trees in the draft model's own tokens, and returns them in the target's.
@@ -264,16 +213,18 @@ class StringTreeBuilder(TreeBuilder):
         return spelled
 
     def _spelled(self, state: SteppedSequence, tree: TokenTree, budget: Budget) -> TokenTree:
+        """Return the best nodes of the tree of all paths; a node's score is the highest of its paths."""
         before = state.view.history.tokens[-CONTEXT_TOKENS:].tolist()
-        trie = _Trie()
         inner = set(tree.parents)
-        for leaf in range(len(tree)):
-            if leaf not in inner:
-                trie.add(*self._way(tree, tree.path(leaf), before))
-        return trie.tree(budget)
+        ways = [self._way(tree, tree.path(leaf), before) for leaf in range(len(tree)) if leaf not in inner]
+        spelled = replace(merge(ways, [""] * len(ways)).tree, sources=())
+        level = depths(spelled.parents)
+        fitting = [node for node in range(len(spelled)) if level[node] <= budget.depth]
+        fitting.sort(key=lambda node: (-spelled.scores[node], level[node], node))
+        return prune(spelled, fitting[: budget.num_nodes])
 
-    def _way(self, tree: TokenTree, nodes: Sequence[int], before: Sequence[int]) -> tuple[list[int], list[float]]:
-        """Return the target's tokens of one path, each with the score of the node in which it ends."""
+    def _way(self, tree: TokenTree, nodes: Sequence[int], before: Sequence[int]) -> TokenTree:
+        """Return one path in the target's tokens, each with the score of the node in which it ends."""
         own, target = self._translation.own, self._translation.target
         data, ends = bytearray(), []
         eos_score = None
@@ -288,11 +239,11 @@ class StringTreeBuilder(TreeBuilder):
         place = 0
         for token_id in encode_continuation(target, before, bytes(data)):
             if token_id >= self._translation.target_size:
-                return ids, scores
+                return chain(ids, scores=scores)
             place += len(target.token_bytes(token_id) or b"")
             ids.append(token_id)
             scores.append(next((score for end, score in ends if end >= place), ends[-1][1]))
         if eos_score is not None and target.eos_id is not None and place == len(data):
             ids.append(target.eos_id)
             scores.append(eos_score)
-        return ids, scores
+        return chain(ids, scores=scores)

@@ -10,7 +10,6 @@ Source: PEARL, arXiv 2408.11850; SSD (Saguaro), arXiv 2603.03251, which guesses 
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -170,32 +169,29 @@ class AheadDrafter(Drafter[AheadSequence]):
         return self._drafter.footprint
 
     def reserve(self, num_sequences: int, length: int) -> None:
-        self._settle()
         each = 1 if self._pool is None else 1 + self._stops
-        self._alive(lambda: self._drafter.reserve(each * num_sequences, length + 1))
+        self._settled(self._drafter.reserve, each * num_sequences, length + 1)
 
     def open(self, sequence: SequenceView) -> AheadSequence:
-        self._settle()
-        return AheadSequence(self._alive(lambda: self._drafter.open(sequence)), sequence)
+        return AheadSequence(self._settled(self._drafter.open, sequence), sequence)
 
     def draft(self, states: Sequence[AheadSequence], budgets: Sequence[Budget]) -> list[TokenTree]:
         self._settle()
         for state in states:
             self._drop(state)  # of a round that was not observed
-        trees = [within(self._taken(state), budget) for state, budget in zip(states, budgets, strict=True)]
+        trees = []
+        for state, budget in zip(states, budgets, strict=True):
+            trees.append(within(state.held, budget) if state.held_length == len(state.view.history) else EMPTY)
+            state.held = EMPTY
         missing = [i for i, tree in enumerate(trees) if not len(tree)]
         if missing:
             owns, asked = [states[i].own for i in missing], [budgets[i] for i in missing]
-            found = self._alive(lambda: self._drafter.draft(owns, asked))
-            for i, tree in zip(missing, found or [EMPTY] * len(missing), strict=True):
+            drafted = self._alive(self._drafter.draft, owns, asked)
+            for i, tree in zip(missing, drafted or [EMPTY] * len(missing), strict=True):
                 trees[i] = tree
         if self._pool is not None:
-            self._alive(lambda: self._begin(states, trees, budgets))
+            self._alive(self._begin, states, trees, budgets)
         return trees
-
-    def _taken(self, state: AheadSequence) -> TokenTree:
-        tree, state.held = state.held, EMPTY
-        return tree if state.held_length == len(state.view.history) else EMPTY
 
     def _begin(self, states: Sequence[AheadSequence], trees: Sequence[TokenTree], budgets: Sequence[Budget]) -> None:
         """Fork the wrapped states at the likeliest stops, and draft after them in the thread."""
@@ -232,18 +228,23 @@ class AheadDrafter(Drafter[AheadSequence]):
         for stop, tree in state.ready:
             self.counts.drafted += len(tree)
             self.counts.wasted += len(tree)
-            self._alive(functools.partial(self._drafter.close, stop.own))
+            self._alive(self._drafter.close, stop.own)
         state.ready = []
 
     def observe(self, observations: Sequence[Observation[AheadSequence]]) -> None:
-        self._settle()
-        self._alive(lambda: self._drafter.observe([replace(one, state=one.state.own) for one in observations]))
-        for one in observations:
-            if one.verdict is not None and one.state.ready:
-                path = tuple(one.tree.tokens[node] for node in one.verdict.path)
-                self._adopt(one.state, path)
-                self._drop(one.state)
-        self._judge_hits()
+        owns = [replace(observation, state=observation.state.own) for observation in observations]
+        self._settled(self._drafter.observe, owns)
+        for observation in observations:
+            state, tree, verdict = observation.state, observation.tree, observation.verdict
+            if verdict is not None and state.ready:
+                self._adopt(state, tuple(tree.tokens[node] for node in verdict.path))
+                self._drop(state)
+        ended = self.counts.hits + self.counts.misses
+        if self._judge is not None and ended >= JUDGED_ROUNDS:
+            reason, self._judge = self._judge(self.counts.hits / ended), None
+            if reason is not None and self._pool is not None:
+                self._pool.shutdown()
+                self._pool, self._reason = None, reason
 
     def _adopt(self, state: AheadSequence, path: tuple[int, ...]) -> None:
         """Continue from the stop that the walk took, if its bonus was guessed."""
@@ -259,19 +260,9 @@ class AheadDrafter(Drafter[AheadSequence]):
                 self.counts.hits += 1
                 self.counts.drafted += len(tree)
                 self.counts.wasted += len(tree) - len(rest) - 1
-                self._alive(functools.partial(self._exchange, state, stop))
+                self._alive(self._exchange, state, stop)
                 return
         self.counts.misses += 1
-
-    def _judge_hits(self) -> None:
-        """Stop drafting ahead if it does not pay with the counted share of hits."""
-        ended = self.counts.hits + self.counts.misses
-        if self._judge is None or ended < JUDGED_ROUNDS:
-            return
-        reason, self._judge = self._judge(self.counts.hits / ended), None
-        if reason is not None and self._pool is not None:
-            self._pool.shutdown()
-            self._pool, self._reason = None, reason
 
     def _exchange(self, state: AheadSequence, stop: Stop) -> None:
         """Take the state at a stop, which has read more of the text, for the sequence's own."""
@@ -282,39 +273,41 @@ class AheadDrafter(Drafter[AheadSequence]):
         self._drafter.close(before)
 
     def fork(self, state: AheadSequence, sequence: SequenceView, length: int) -> AheadSequence:
-        self._settle()
-        return AheadSequence(self._alive(lambda: self._drafter.fork(state.own, sequence, length)), sequence)
+        return AheadSequence(self._settled(self._drafter.fork, state.own, sequence, length), sequence)
 
     def detach(self, state: AheadSequence, length: int) -> AheadSequence | None:
         self._settle()
         self._drop(state)
-        own = self._alive(lambda: self._drafter.detach(state.own, length))
+        own = self._alive(self._drafter.detach, state.own, length)
         return None if own is None else AheadSequence(own, state.view)
 
     def attach(self, state: AheadSequence, sequence: SequenceView, length: int) -> AheadSequence:
-        self._settle()
-        return AheadSequence(self._alive(lambda: self._drafter.attach(state.own, sequence, length)), sequence)
+        return AheadSequence(self._settled(self._drafter.attach, state.own, sequence, length), sequence)
 
     def close(self, state: AheadSequence) -> None:
         self._settle()
         self._drop(state)
-        self._alive(lambda: self._drafter.close(state.own))
+        self._alive(self._drafter.close, state.own)
 
     def check_integrity(self, states: Sequence[AheadSequence]) -> None:
         self._settle()
         owns = [state.own for state in states] + [stop.own for state in states for stop, _ in state.ready]
-        self._alive(lambda: self._drafter.check_integrity(owns))
+        self._alive(self._drafter.check_integrity, owns)
 
     def forget(self) -> None:
-        self._settle()
-        self._alive(self._drafter.forget)
+        self._settled(self._drafter.forget)
 
-    def _alive(self, act: Callable[[], Any]) -> Any:
+    def _settled(self, act: Callable[..., Any], *arguments: Any) -> Any:
+        """Do something with the wrapped drafter after the thread's work."""
+        self._settle()
+        return self._alive(act, *arguments)
+
+    def _alive(self, act: Callable[..., Any], *arguments: Any) -> Any:
         """Do something with the wrapped drafter unless its process has ended; drafts nothing from then on."""
         if self._ended:
             return None
         try:
-            return act()
+            return act(*arguments)
         except ProcessEndedError as error:
             self._ended = True
             self._reason = f"drafting has ended: {error}"

@@ -54,13 +54,9 @@ class MergedDrafter(Drafter[MergedSequence]):
         vocab_size: int,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._drafters = list(drafters)
-        self._traits = list(traits)
+        self._drafters, self._names, self._traits = list(drafters), list(names), list(traits)
         self._features = self.describe(traits).features
-        self._names = list(names)
-        self._clock = clock
-        self._draw = draw
-        self._vocab_size = vocab_size
+        self._clock, self._draw, self._vocab_size = clock, draw, vocab_size
 
     @classmethod
     def describe(cls, config: Sequence[DraftTraits]) -> DraftTraits:
@@ -143,18 +139,17 @@ class MergedDrafter(Drafter[MergedSequence]):
         budgets: Sequence[Budget],
         earlier: Sequence[Sequence[TokenTree]],
     ) -> list[TokenTree]:
-        held = [budget.of_part(index) for budget in budgets]
-        conditions = [budget.conditions[index] if budget.conditions else None for budget in budgets]
-        asked = [
-            row
-            for row, (budget, condition) in enumerate(zip(held, conditions, strict=True))
-            if budget.num_nodes and budget.depth and (condition is None or condition.is_met(earlier[row]))
-        ]
+        rows, held = [], []
+        for row, budget in enumerate(budgets):
+            part = budget.of_part(index)
+            condition = budget.conditions[index] if budget.conditions else None
+            if part.num_nodes and part.depth and (condition is None or condition.is_met(earlier[row])):
+                rows.append(row)
+                held.append(part)
         trees = [EMPTY] * len(states)
-        if asked:
-            drafter = self._drafters[index]
-            found = drafter.draft([states[row].parts[index] for row in asked], [held[row] for row in asked])
-            for row, tree in zip(asked, found, strict=True):
+        if rows:
+            drafted = self._drafters[index].draft([states[row].parts[index] for row in rows], held)
+            for row, tree in zip(rows, drafted, strict=True):
                 trees[row] = tree
         return trees
 
@@ -166,10 +161,7 @@ class MergedDrafter(Drafter[MergedSequence]):
             observation.state.maps = []
 
     def _of_part(self, index: int, whole: Observation[MergedSequence]) -> Observation[Any]:
-        trees = whole.state.trees
-        verdict = whole.verdict
-        hidden = whole.hidden
-        traits = self._traits[index]
+        trees, verdict, hidden, traits = whole.state.trees, whole.verdict, whole.hidden, self._traits[index]
         if verdict is not None and not traits.wants_picks:
             verdict = replace(verdict, picks=())
         if verdict is not None and trees:
