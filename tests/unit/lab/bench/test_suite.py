@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 
 from draftree.cli.main import run
@@ -21,7 +22,7 @@ from draftree.lab.bench.benchmark import Runner
 from draftree.lab.bench.records import Record
 from draftree.lab.bench.suite.comparison import Tolerance, differences, regressions, to_csv
 from draftree.lab.bench.suite.run import PromptSet, digest_of, read_sets
-from draftree.lab.bench.suite.submission import ALL, SCHEMA, Entry, check, read_submission, scores_of
+from draftree.lab.bench.suite.submission import ALL, SCHEMA, check, read_submission, scores_of
 from suite_files import other_machine, suite, suite_home
 
 
@@ -244,9 +245,7 @@ def test_a_baseline_is_met_by_the_same_code_and_not_by_a_worse_method(
     better = json.loads(output.read_text())
     for prompt in better["prompts"]:
         prompt["methods"]["suffix@fixed"]["rounds"] = 1
-    from draftree.lab.bench.suite.submission import entries_of
-
-    better["scores"] = [one.to_json() for one in scores_of(entries_of(better))]
+    better["scores"] = scores_of(better["prompts"])
     (tmp_path / "better.json").write_text(json.dumps(better))
     loose[1] = tmp_path / "better.json"
     assert suite(home, "--draft", "ngram@fixed", "--draft", "suffix@fixed", *loose) == 1
@@ -321,71 +320,68 @@ def test_wrong_settings_are_refused(
     assert words in capsys.readouterr().err
 
 
-def entry(category: str, speed: float | None, *, rounds: int = 10, equal: bool = True) -> Entry:
-    return Entry(category, 20, rounds, 20, 5, speed, equal)
+def counts_at(speed: float | None, *, rounds: int = 10, equal: bool = True) -> dict[str, Any]:
+    counts = {"tokens": 20, "rounds": rounds, "drafted": 20, "accepted": 5}
+    return counts | {"tokens_per_second": speed, "equal": equal}
+
+
+def prompt(name: str, category: str, plain: dict[str, Any], **methods: dict[str, Any]) -> dict[str, Any]:
+    return {"id": name, "category": category, "methods": {"plain": plain} | methods}
+
+
+def score_of(prompts: list[dict[str, Any]], method: str = "fast", category: str = ALL) -> dict[str, Any]:
+    (score,) = (one for one in scores_of(prompts) if (one["method"], one["category"]) == (method, category))
+    return score
 
 
 def test_scores_are_geometric_means_of_prompts_and_then_of_categories() -> None:
-    plain = {"a": entry("x", 10.0, rounds=20), "b": entry("x", 20.0, rounds=20), "c": entry("y", 10.0, rounds=20)}
-    fast = {"a": entry("x", 20.0), "b": entry("x", 160.0, rounds=5), "c": entry("y", 10.0, equal=False)}
-    found = {(one.method, one.category): one for one in scores_of({"plain": plain, "fast": fast})}
-    whole, first, second = (found["fast", category] for category in (ALL, "x", "y"))
-    assert first.score is not None
-    assert second.score is not None
-    assert whole.score is not None
-    assert first.score.value == pytest.approx(math.sqrt(2 * 8))
-    assert second.score.value == pytest.approx(1.0)
-    assert whole.score.value == pytest.approx(math.sqrt(4.0)), "the mean of categories, not of prompts"
-    assert first.tokens_per_pass.value == pytest.approx(40 / 15)
-    assert whole.tokens_per_pass.value == pytest.approx(math.sqrt(40 / 15 * 2.0))
-    assert (first.exact, second.exact, whole.exact) == (2, 0, 2)
-    assert (first.prompts, whole.prompts) == (2, 3)
-    assert first.acceptance == pytest.approx(0.25)
-    assert 2.0 == pytest.approx(first.score.low) and first.score.high == pytest.approx(8.0)  # noqa: PT018, SIM300
-    assert second.score.low == second.score.high == pytest.approx(1.0)
-    plains = found["plain", ALL].score
-    assert plains is not None
-    assert plains.value == plains.low == plains.high == 1.0
+    prompts = [
+        prompt("a", "x", counts_at(10.0, rounds=20), fast=counts_at(20.0)),
+        prompt("b", "x", counts_at(20.0, rounds=20), fast=counts_at(160.0, rounds=5)),
+        prompt("c", "y", counts_at(10.0, rounds=20), fast=counts_at(10.0, equal=False)),
+    ]
+    whole, first, second = (score_of(prompts, category=category) for category in (ALL, "x", "y"))
+    assert first["score"] == pytest.approx({"value": math.sqrt(2 * 8), "low": 2.0, "high": 8.0})
+    assert second["score"] == pytest.approx({"value": 1.0, "low": 1.0, "high": 1.0})
+    assert whole["score"]["value"] == pytest.approx(math.sqrt(4.0)), "the mean of categories, not of prompts"
+    assert first["tokens_per_pass"]["value"] == pytest.approx(40 / 15)
+    assert whole["tokens_per_pass"]["value"] == pytest.approx(math.sqrt(40 / 15 * 2.0))
+    assert (first["exact"], second["exact"], whole["exact"]) == (2, 0, 2)
+    assert (first["prompts"], whole["prompts"]) == (2, 3)
+    assert first["acceptance"] == pytest.approx(0.25)
+    assert score_of(prompts, "plain")["score"] == {"value": 1.0, "low": 1.0, "high": 1.0}
 
 
 def test_intervals_cover_the_true_value_about_as_often_as_they_say() -> None:
-    import numpy as np
-
     random, hits = np.random.default_rng(0), 0
     for _ in range(60):
         speeds = np.exp(random.normal(0.5, 0.3, 25))
-        plain = {str(place): entry("x", 1.0) for place in range(25)}
-        fast = {str(place): entry("x", float(speed)) for place, speed in enumerate(speeds)}
-        score = next(one for one in scores_of({"plain": plain, "fast": fast}) if one.method == "fast").score
-        assert score is not None
-        hits += score.low <= math.exp(0.5) <= score.high
+        prompts = [
+            prompt(str(place), "x", counts_at(1.0), fast=counts_at(float(speed))) for place, speed in enumerate(speeds)
+        ]
+        score = score_of(prompts)["score"]
+        hits += score["low"] <= math.exp(0.5) <= score["high"]
     assert 51 <= hits <= 60
 
 
 def test_texts_that_were_not_timed_are_left_out_of_the_score_only() -> None:
-    plain = {"a": entry("x", 10.0), "b": entry("x", None)}
-    fast = {"a": entry("x", 20.0), "b": entry("x", None)}
-    found = [one for one in scores_of({"plain": plain, "fast": fast}) if one.method == "fast"]
-    assert found[0].score is not None
-    assert found[0].score.value == pytest.approx(2.0)
-    assert found[0].tokens_per_pass.value == pytest.approx(2.0)
-    (alone, _) = (one for one in scores_of({"plain": {"b": plain["b"]}}))
-    assert alone.score is None
+    timed, untimed = ((counts_at(slow), counts_at(fast)) for slow, fast in ((10.0, 20.0), (None, None)))
+    score = score_of([prompt("a", "x", timed[0], fast=timed[1]), prompt("b", "x", untimed[0], fast=untimed[1])])
+    assert score["score"]["value"] == pytest.approx(2.0)
+    assert score["tokens_per_pass"]["value"] == pytest.approx(2.0)
+    assert score_of([prompt("b", "x", untimed[0])], "plain")["score"] is None
 
 
 def test_turns_of_a_conversation_are_resampled_together() -> None:
     speeds = {"a": 2.0, "b": 8.0}
-    plain = {name + turn: entry("x", 1.0) for name in speeds for turn in ("", "/2")}
-    fast = {name + turn: entry("x", speed) for name, speed in speeds.items() for turn in ("", "/2")}
-    apart = next(one for one in scores_of({"plain": plain, "fast": fast}) if one.method == "fast")
-    joined = [
-        {key: replace(one, first_turn=key[:-2] if key.endswith("/2") else None) for key, one in entries.items()}
-        for entries in (plain, fast)
+    apart = [
+        prompt(name + turn, "x", counts_at(1.0), fast=counts_at(speed))
+        for name, speed in speeds.items()
+        for turn in ("", "/2", "/3", "/4")
     ]
-    together = next(one for one in scores_of({"plain": joined[0], "fast": joined[1]}) if one.method == "fast")
-    assert apart.score is not None
-    assert together.score is not None
-    assert (together.score.value, apart.score.value) == pytest.approx((4.0, 4.0))
-    assert (together.prompts, together.exact) == (4, 4)
-    assert (together.score.low, together.score.high) == pytest.approx((2.0, 8.0)), "one of two conversations twice"
-    assert apart.score.high < 8.0, "all four prompts are rarely of one conversation"
+    joined = [one | ({"first_turn": one["id"][0]} if "/" in one["id"] else {}) for one in apart]
+    alone, together = score_of(apart), score_of(joined)
+    assert (together["score"]["value"], alone["score"]["value"]) == pytest.approx((4.0, 4.0))
+    assert (together["prompts"], together["exact"]) == (8, 8)
+    assert (together["score"]["low"], together["score"]["high"]) == (2.0, 8.0), "one of two conversations twice"
+    assert alone["score"]["high"] < 8.0, "all eight prompts are rarely of one conversation"

@@ -19,47 +19,25 @@ from draftree.lab.bench.tables import NOTHING, Grid
 
 SHARED_ARGUMENTS = ("max_tokens", "temperature", "seed")
 """Arguments on which scores depend; repeats only make them more precise."""
-COLUMNS = (
-    "submission",
-    "machine",
-    "model",
-    "dtype",
-    "kernels",
-    "threads",
-    "draftree",
-    "method",
-    "category",
-    "prompts",
-    "score",
-    "score_low",
-    "score_high",
-    "tokens_per_pass",
-    "tokens_per_pass_low",
-    "tokens_per_pass_high",
-    "acceptance",
-    "exact",
-)
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """Return why the scores of two submissions are not comparable; empty if they are."""
-    found = []
+    reasons = []
     if one["prompts_sha256"] != other["prompts_sha256"]:
-        each = [f"{set_names(side)} (sha256 {side['prompts_sha256'][:8]})" for side in (one, other)]
-        found.append(f"other prompts: {' and '.join(each)}")
-    for name in SHARED_ARGUMENTS:
-        first = one["arguments"][name]
-        second = other["arguments"][name]
-        if first != second:
-            found.append(f"{name} is {first} and {second}")
-    return found
+        sides = [f"{set_names(side)} (sha256 {side['prompts_sha256'][:8]})" for side in (one, other)]
+        reasons.append(f"other prompts: {' and '.join(sides)}")
+    return reasons + _unequal(one["arguments"], other["arguments"], SHARED_ARGUMENTS)
+
+
+def _unequal(one: Mapping[str, Any], other: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    return [f"{name} is {one[name]} and {other[name]}" for name in names if one[name] != other[name]]
 
 
 def require_comparable(submissions: Mapping[str, Mapping[str, Any]]) -> None:
     (first, base), *others = submissions.items()
     for name, submission in others:
-        reasons = differences(base, submission)
-        if reasons:
+        if reasons := differences(base, submission):
             raise ConfigurationError(f"'{first}' and '{name}' are not comparable: {'; '.join(reasons)}")
 
 
@@ -75,50 +53,40 @@ def suite_grid(submissions: Mapping[str, Mapping[str, Any]]) -> Grid:
     """Return the value of the whole suite for every submission and method, highest score of a submission first."""
     rows: list[tuple[str, ...]] = []
     for name, submission in submissions.items():
-        whole = [one for one in submission["scores"] if one["category"] == ALL]
-        whole.sort(key=lambda one: -1.0 if one["score"] is None else -one["score"]["value"])
+        scores = [score for score in submission["scores"] if score["category"] == ALL]
+        scores.sort(key=lambda score: -1.0 if score["score"] is None else -score["score"]["value"])
         execution = submission["execution"]
-        count = len(submission["prompts"])
         threads = execution["threads"]
-        where = f"{machine_of(submission)}, {threads} thread{'' if threads == 1 else 's'}"
-        what = f"{submission['model']['name']}, {execution['dtype']}"
         rows += [
             (
                 name,
-                what,
-                where,
-                one["method"],
-                shown(one["score"]),
-                shown(one["tokens_per_pass"]),
-                NOTHING if one["acceptance"] is None else f"{one['acceptance']:.2f}",
-                f"{one['exact']}/{count}",
+                f"{submission['model']['name']}, {execution['dtype']}",
+                f"{machine_of(submission)}, {threads} thread{'' if threads == 1 else 's'}",
+                score["method"],
+                shown(score["score"]),
+                shown(score["tokens_per_pass"]),
+                NOTHING if score["acceptance"] is None else f"{score['acceptance']:.2f}",
+                f"{score['exact']}/{len(submission['prompts'])}",
             )
-            for one in whole
+            for score in scores
         ]
     headings = ("submission", "model", "machine", "method", "score", "tokens/pass", "acceptance", "text as plain")
     return Grid("Suite: speed over plain decoding, geometric mean of categories, 95% interval", headings, tuple(rows))
 
 
+TITLES = {"score": "Speed over plain decoding by category", "tokens_per_pass": "Tokens per pass by category"}
+
+
 def score_grid(submissions: Mapping[str, Mapping[str, Any]], value: str = "score") -> Grid:
     """Return one value ("score" or "tokens_per_pass") of every category, by submission and method."""
-    first = next(iter(submissions.values()))
-    categories = dict.fromkeys(one["category"] for one in first["scores"])
-    columns = [
-        (name if len(submissions) > 1 else "", method["name"], submission)
-        for name, submission in submissions.items()
-        for method in submission["methods"]
-    ]
-    cells = {
-        (name, one["method"], one["category"]): one[value]
-        for name, _, submission in columns
-        for one in submission["scores"]
-    }
-    rows = [
-        (category, *(shown(cells[name, method, category]) for name, method, _ in columns)) for category in categories
-    ]
-    headings = ("category", *(f"{name}: {method}" if name else method for name, method, _ in columns))
-    title = {"score": "Speed over plain decoding by category", "tokens_per_pass": "Tokens per pass by category"}[value]
-    return Grid(title, headings, tuple(rows))
+    columns: dict[str, dict[str, str]] = {}
+    for name, submission in submissions.items():
+        for score in submission["scores"]:
+            heading = f"{name}: {score['method']}" if len(submissions) > 1 else score["method"]
+            columns.setdefault(heading, {})[score["category"]] = shown(score[value])
+    first = next(iter(columns.values()))
+    rows = tuple((category, *(column[category] for column in columns.values())) for category in first)
+    return Grid(TITLES[value], ("category", *columns), rows)
 
 
 def shown(estimate: Mapping[str, float] | None) -> str:
@@ -152,27 +120,27 @@ def comparison(submissions: Mapping[str, Mapping[str, Any]]) -> str:
 
 def to_csv(submissions: Mapping[str, Mapping[str, Any]]) -> str:
     require_comparable(submissions)
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
-    writer.writeheader()
+    rows = []
     for name, submission in submissions.items():
         about = {
             "submission": name,
             "machine": machine_of(submission),
             "model": submission["model"]["name"],
+            **{key: submission["execution"][key] for key in ("dtype", "kernels", "threads")},
             "draftree": submission["versions"]["draftree"],
-        } | {key: submission["execution"][key] for key in ("dtype", "kernels", "threads")}
-        for one in submission["scores"]:
-            values = {key: one[key] for key in ("method", "category", "prompts", "acceptance", "exact")}
+        }
+        for score in submission["scores"]:
+            row = about | {key: score[key] for key in ("method", "category", "prompts")}
             for key in ("score", "tokens_per_pass"):
-                values |= columns_of(key, one[key])
-            writer.writerow(about | values)
+                estimate = score[key] or {}
+                for column, part in ((key, "value"), (f"{key}_low", "low"), (f"{key}_high", "high")):
+                    row[column] = estimate.get(part)
+            rows.append(row | {"acceptance": score["acceptance"], "exact": score["exact"]})
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     return stream.getvalue()
-
-
-def columns_of(name: str, estimate: Mapping[str, float] | None) -> dict[str, float | None]:
-    value = estimate or {}
-    return {name: value.get("value"), f"{name}_low": value.get("low"), f"{name}_high": value.get("high")}
 
 
 def names_of(paths: Sequence[Any]) -> list[str]:
@@ -221,14 +189,9 @@ def require_same_run(submission: Mapping[str, Any], baseline: Mapping[str, Any])
     reasons = differences(submission, baseline)
     if submission["model"]["sha256"] != baseline["model"]["sha256"]:
         reasons.append(f"the models are {submission['model']['name']} and {baseline['model']['name']}, other weights")
-    for name in SAME_EXECUTION:
-        one = submission["execution"][name]
-        other = baseline["execution"][name]
-        if one != other:
-            reasons.append(f"{name} is {one} and {other}")
-    own = {method["name"] for method in submission["methods"]}
-    missing = [method["name"] for method in baseline["methods"] if method["name"] not in own]
-    if missing:
+    reasons += _unequal(submission["execution"], baseline["execution"], SAME_EXECUTION)
+    measured = {method["name"] for method in submission["methods"]}
+    if missing := [method["name"] for method in baseline["methods"] if method["name"] not in measured]:
         reasons.append(f"methods of the baseline were not run: {', '.join(missing)}")
     if reasons:
         raise ConfigurationError(f"the baseline is of another run: {'; '.join(reasons)}")
@@ -240,19 +203,19 @@ def regressions(
     """Return what is worse than the baseline of the same run; methods that the baseline lacks are ignored."""
     require_same_run(submission, baseline)
     allowed = tolerance or Tolerance()
-    now = {(one["method"], one["category"]): one for one in submission["scores"]}
-    found: list[Regression] = []
+    now = {(score["method"], score["category"]): score for score in submission["scores"]}
+    losses: list[Regression] = []
     for old in baseline["scores"]:
         place = (old["method"], old["category"])
         new = now[place]
         before = old["tokens_per_pass"]["value"]
         after = new["tokens_per_pass"]["value"]
         if after < (1 - allowed.tokens) * before - 1e-9:
-            found.append(Regression(*place, "tokens per pass", before, after))
+            losses.append(Regression(*place, "tokens per pass", before, after))
         if old["score"] is not None and new["score"] is not None:
             bound = (1 - allowed.score) * old["score"]["value"]
             if new["score"]["high"] < bound:
-                found.append(Regression(*place, "speed over plain", old["score"]["value"], new["score"]["value"]))
+                losses.append(Regression(*place, "speed over plain", old["score"]["value"], new["score"]["value"]))
         if new["exact"] < old["exact"]:
-            found.append(Regression(*place, "texts as plain", old["exact"], new["exact"]))
-    return found
+            losses.append(Regression(*place, "texts as plain", old["exact"], new["exact"]))
+    return losses

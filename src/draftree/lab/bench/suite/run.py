@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,9 @@ from draftree.build import load_for
 from draftree.core.errors import ConfigurationError
 from draftree.core.files import JsonError, read_json_lines
 from draftree.lab.bench.benchmark import Benchmark, BenchSettings, prepare
-from draftree.lab.bench.records import Record, RecordFile, Results, read_results
+from draftree.lab.bench.records import Record, RecordFile, read_results
 from draftree.lab.bench.workload import SHIPPED, Task, Workload, read_workload
 from draftree.loading.auto_draft import auto_candidates
-from draftree.loading.loaded import LoadedModel
 from draftree.loading.resolve import prepared_folder
 
 SHIPPED_SET, SPEC_BENCH, HUMANEVAL = "shipped", "spec-bench", "humaneval"
@@ -62,8 +61,7 @@ def require_format(path: Path, name: str) -> None:
     except (OSError, JsonError):
         return  # `read_workload` reports it
     for number, entry in enumerate(entries, start=1):
-        missing = [field for field in FIELDS[name] if field not in entry]
-        if missing:
+        if missing := [field for field in FIELDS[name] if field not in entry]:
             raise ConfigurationError(
                 f"prompts file {path.name}, line {number} has no '{missing[0]}', so it is not in the format of {name}: "
                 f"every line has {' and '.join(FIELDS[name])}"
@@ -84,22 +82,8 @@ WITHOUT_TRAINING = ("ngram", "suffix", "lookahead")
 CHAINS = ("ngram", "suffix,width=1")
 """For targets that score chains only."""
 SAME = (
-    "model",
-    "draft_models",
-    "dtype",
-    "device",
-    "kernels",
-    "quantization",
-    "threads",
-    "processes",
-    "methods",
-    "max_tokens",
-    "temperature",
-    "seed",
-    "repeats",
-    "suite",
-    "machine",
-    "versions",
+    *("model", "draft_models", "dtype", "device", "kernels", "quantization", "threads", "processes", "methods"),
+    *("max_tokens", "temperature", "seed", "repeats", "suite", "machine", "versions"),
 )
 """Fields of the header that a continued run shares with its beginning."""
 
@@ -135,13 +119,8 @@ class SuiteRun:
                 lines.add("record", record)
 
 
-def default_drafts(loaded: LoadedModel) -> tuple[str, ...]:
-    """Return the drafters of a suite without named ones: lookups, and the trained head of the package if it has one."""
-    trained = [one.draft for one in auto_candidates(loaded)[0] if one.draft.startswith("head:")]
-    return (*(WITHOUT_TRAINING if loaded.model.supports_trees else CHAINS), *reversed(trained))
-
-
 def prepare_suite(settings: SuiteSettings, *, fetch: Callable[[str], object] = prepared_folder) -> Benchmark:
+    """Prepare a suite; without named drafters those are lookups, and the trained head of the package if it has one."""
     if settings.batch != 1:
         raise ConfigurationError("a suite runs one prompt at a time: speeds of prompts in one batch are not separate")
     workload, facts = read_sets(settings.sets)
@@ -150,8 +129,9 @@ def prepare_suite(settings: SuiteSettings, *, fetch: Callable[[str], object] = p
     if not settings.drafts:
         fetch(settings.options.model)
         target = load_for(settings.options)
-        own = {one.name: getattr(settings, one.name) for one in fields(settings)}
-        settings = SuiteSettings(**{**own, "drafts": default_drafts(target)})
+        trained = [one.draft for one in auto_candidates(target)[0] if one.draft.startswith("head:")]
+        lookups = WITHOUT_TRAINING if target.model.supports_trees else CHAINS
+        settings = replace(settings, drafts=(*lookups, *reversed(trained)))
     ready = prepare(settings, fetch=fetch, workload=chosen, target=target)
     tasks = [prompt.task for group in ready.groups for prompt in group]
     ready.header["suite"] = {
@@ -175,18 +155,12 @@ def resumed(ready: Benchmark, journal: Path) -> SuiteRun:
         )
     if earlier.is_complete:
         raise ConfigurationError(f"'{journal}' is complete, and files are never overwritten: choose another path")
-    return SuiteRun(ready, complete_groups(earlier, ready))
-
-
-def complete_groups(earlier: Results, ready: Benchmark) -> dict[int, list[Record]]:
-    """Return the records of groups that have all of them."""
     groups: dict[int, list[Record]] = {}
     for record in earlier.records:
         groups.setdefault(record.group, []).append(record)
-    runner = ready.runner
-    each = len(runner.methods) * runner.repeats
+    each = len(ready.runner.methods) * ready.runner.repeats
     wanted = [each * sum(len(prompt.task.ids) for prompt in group) for group in ready.groups]
-    return {number: own for number, own in groups.items() if len(own) == wanted[number]}
+    return SuiteRun(ready, {number: records for number, records in groups.items() if len(records) == wanted[number]})
 
 
 def as_json(value: Any) -> Any:

@@ -13,9 +13,9 @@ are prompts that are resampled together, because they are not independent.
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -34,150 +34,77 @@ SEED = 1
 PLAIN = "plain"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """What one method did on one prompt.
-
-    Attributes:
-        tokens_per_second: decode speed, the first round excluded; None if the text ended in the first round.
-        first_turn: id of the prompt that began the conversation; None if this is a first turn.
-    """
-
-    category: str
-    tokens: int
-    rounds: int
-    drafted: int
-    accepted: int
-    tokens_per_second: float | None
-    equal: bool
-    first_turn: str | None = None
+Scores = list[dict[str, Any]]
+Prompts = Sequence[Mapping[str, Any]]
+"""Prompts of a submission: id, category, first turn if it is a later one, and counts by method."""
+Conversation = list[Mapping[str, Any]]
+"""Prompts that are resampled together; one without later turns is one by itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A value with its 95% interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def to_json(self) -> dict[str, float]:
-        return {"value": round(self.value, 6), "low": round(self.low, 6), "high": round(self.high, 6)}
-
-
-@dataclass(frozen=True, slots=True)
-class MethodScore:
-    """A method on a category, or on the whole suite.
-
-    Attributes:
-        score: geometric mean of speed ratios; None if no text was timed.
-        acceptance: share of drafted tokens that were written; None if nothing was drafted.
-        exact: number of texts that equal plain decoding's.
-    """
-
-    method: str
-    category: str
-    prompts: int
-    score: Estimate | None
-    tokens_per_pass: Estimate
-    acceptance: float | None
-    exact: int
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "method": self.method,
-            "category": self.category,
-            "prompts": self.prompts,
-            "score": None if self.score is None else self.score.to_json(),
-            "tokens_per_pass": self.tokens_per_pass.to_json(),
-            "acceptance": None if self.acceptance is None else round(self.acceptance, 6),
-            "exact": self.exact,
-        }
-
-
-def scores_of(methods: Mapping[str, Mapping[str, Entry]]) -> list[MethodScore]:
+def scores_of(prompts: Prompts) -> Scores:
     """Return the scores of every method (plain decoding included): the suite first, then its categories."""
-    plain = methods[PLAIN]
-    categories: dict[str, list[str]] = {}
-    for prompt, entry in plain.items():
-        categories.setdefault(entry.category, []).append(prompt)
-    found = []
-    for name, entries in methods.items():
-        found.append(_score(name, ALL, list(categories.values()), entries, plain))
-        found += [_score(name, category, [prompts], entries, plain) for category, prompts in categories.items()]
-    return found
-
-
-def _score(
-    name: str,
-    category: str,
-    strata: Sequence[Sequence[str]],
-    entries: Mapping[str, Entry],
-    plain: Mapping[str, Entry],
-) -> MethodScore:
-    each = [entries[prompt] for prompts in strata for prompt in prompts]
-    drafted = sum(entry.drafted for entry in each)
-    talks = [_conversations(prompts, plain) for prompts in strata]
-    timed = [logs for stratum in talks if len(logs := _log_sums(stratum, entries, plain))]
-    counts = [
-        np.asarray(
-            [(sum(entries[p].tokens for p in talk), sum(entries[p].rounds for p in talk)) for talk in stratum], float
-        )
-        for stratum in talks
-    ]
-    return MethodScore(
-        method=name,
-        category=category,
-        prompts=len(each),
-        score=_estimate(timed, _mean_log) if timed else None,
-        tokens_per_pass=_estimate(counts, _log_ratio),
-        acceptance=sum(entry.accepted for entry in each) / drafted if drafted else None,
-        exact=sum(entry.equal for entry in each),
-    )
-
-
-def _conversations(prompts: Sequence[str], plain: Mapping[str, Entry]) -> list[list[str]]:
-    """Return the prompts of each conversation; a prompt without later turns is one by itself."""
-    found: dict[str, list[str]] = {}
+    categories: dict[str, dict[str, Conversation]] = {}
     for prompt in prompts:
-        found.setdefault(plain[prompt].first_turn or prompt, []).append(prompt)
-    return list(found.values())
+        conversations = categories.setdefault(prompt["category"], {})
+        conversations.setdefault(prompt.get("first_turn", prompt["id"]), []).append(prompt)
+    strata = {category: list(conversations.values()) for category, conversations in categories.items()}
+    scores = []
+    for method in prompts[0]["methods"]:
+        scores.append(_score(method, ALL, list(strata.values())))
+        scores += [_score(method, category, [conversations]) for category, conversations in strata.items()]
+    return scores
 
 
-def _log_sums(talks: Sequence[Sequence[str]], entries: Mapping[str, Entry], plain: Mapping[str, Entry]) -> np.ndarray:
-    """Return the sum of the logarithms of speed ratios and their number, for every conversation with a timed text."""
-    found = []
-    for talk in talks:
-        logs = [
-            np.log(fast / slow)
-            for prompt in talk
-            if (fast := entries[prompt].tokens_per_second) is not None
-            and (slow := plain[prompt].tokens_per_second) is not None
-        ]
-        if logs:
-            found.append((sum(logs), len(logs)))
-    return np.asarray(found, float)
+def _score(method: str, category: str, strata: Sequence[Sequence[Conversation]]) -> dict[str, Any]:
+    """Return the value of a method on a category.
+
+    The score is the geometric mean of speed ratios, None if no text was timed; `acceptance` the share of drafted tokens
+    that were written, None if nothing was drafted; `exact` the number of texts that equal plain decoding's.
+    """
+    every = [prompt["methods"][method] for talks in strata for talk in talks for prompt in talk]
+    drafted = sum(counts["drafted"] for counts in every)
+    counted = [
+        [[sum(prompt["methods"][method][name] for prompt in talk) for name in ("tokens", "rounds")] for talk in talks]
+        for talks in strata
+    ]
+    timed = [[sums for talk in talks if (sums := _log_speeds(talk, method))[1]] for talks in strata]
+    timed = [stratum for stratum in timed if stratum]
+    return {
+        "method": method,
+        "category": category,
+        "prompts": len(every),
+        "score": _estimate(timed, are_logarithms=True) if timed else None,
+        "tokens_per_pass": _estimate(counted, are_logarithms=False),
+        "acceptance": round(sum(counts["accepted"] for counts in every) / drafted, 6) if drafted else None,
+        "exact": sum(counts["equal"] for counts in every),
+    }
 
 
-def _mean_log(values: np.ndarray) -> np.ndarray:
-    """Return the mean over prompts of each draw, shape (draws, conversations, 2) to (draws,)."""
-    sums = values.sum(axis=1)
-    return np.asarray(sums[:, 0] / sums[:, 1])
+def _log_speeds(talk: Conversation, method: str) -> list[float]:
+    """Return the sum of the logarithms of the speed ratios of timed texts, and their number."""
+    pairs = [[prompt["methods"][name]["tokens_per_second"] for name in (method, PLAIN)] for prompt in talk]
+    logarithms = [math.log(fast / slow) for fast, slow in pairs if fast is not None and slow is not None]
+    return [sum(logarithms), len(logarithms)]
 
 
-def _log_ratio(values: np.ndarray) -> np.ndarray:
-    """Return the logarithm of tokens by rounds of each draw, shape (draws, conversations, 2) to (draws,)."""
-    sums = values.sum(axis=1)
-    return np.asarray(np.log(sums[:, 0] / sums[:, 1]))
+def _estimate(strata: Sequence[Sequence[Sequence[float]]], *, are_logarithms: bool) -> dict[str, float]:
+    """Return the geometric mean over strata of a ratio of sums, and its interval by resampling conversations.
 
-
-def _estimate(strata: Sequence[np.ndarray], log_value: Callable[[np.ndarray], np.ndarray]) -> Estimate:
-    """Return the geometric mean over strata of a value, and its interval by resampling conversations."""
+    Each conversation has a numerator and a denominator. With `are_logarithms` their ratio is a logarithm already.
+    """
     draws = np.random.default_rng(SEED)
-    value = np.mean([log_value(values[None])[0] for values in strata])
-    drawn = [log_value(values[draws.integers(0, len(values), (DRAWS, len(values)))]) for values in strata]
+
+    def value(conversations: np.ndarray) -> np.ndarray:
+        """Return the logarithm of the ratio of each draw, shape (draws, conversations, 2) to (draws,)."""
+        sums = conversations.sum(axis=1)
+        ratios = sums[:, 0] / sums[:, 1]
+        return np.asarray(ratios if are_logarithms else np.log(ratios))
+
+    arrays = [np.asarray(stratum, float) for stratum in strata]
+    mean = np.mean([value(array[None])[0] for array in arrays])
+    drawn = [value(array[draws.integers(0, len(array), (DRAWS, len(array)))]) for array in arrays]
     low, high = np.quantile(np.mean(drawn, axis=0), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Estimate(float(np.exp(value)), float(np.exp(low)), float(np.exp(high)))
+    return {name: round(float(np.exp(log)), 6) for name, log in (("value", mean), ("low", low), ("high", high))}
 
 
 FORMAT = "draftree-suite"
@@ -212,69 +139,32 @@ def facts_of(header: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def submission_of(results: Results) -> dict[str, Any]:
-    names = [method["name"] for method in results.header["methods"]]
-    entries = {name: entries_by_prompt(results.records, name) for name in names}
-    prompts = [
-        {
-            "id": prompt,
-            "category": entry.category,
-            **({} if entry.first_turn is None else {"first_turn": entry.first_turn}),
-            "methods": {name: counts_of(own[prompt]) for name, own in entries.items()},
-        }
-        for prompt, entry in entries["plain"].items()
-    ]
-    scores = [one.to_json() for one in scores_of(entries)]
-    return facts_of(results.header) | {"scores": scores, "prompts": prompts}
+    repeats: dict[str, dict[str, list[Record]]] = {}
+    for record in results.records:
+        repeats.setdefault(record.task, {}).setdefault(record.method, []).append(record)
+    prompts = []
+    for task, methods in repeats.items():
+        record = methods[PLAIN][0]
+        turn = {} if record.first_turn is None else {"first_turn": record.first_turn}
+        counts = {method["name"]: counts_of(methods[method["name"]]) for method in results.header["methods"]}
+        prompts.append({"id": task, "category": record.category, **turn, "methods": counts})
+    return facts_of(results.header) | {"scores": scores_of(prompts), "prompts": prompts}
 
 
-def entries_by_prompt(records: Sequence[Record], method: str) -> dict[str, Entry]:
-    """Return what a method did on each prompt: counts of the first repeat, the median speed of all."""
-    repeats: dict[str, list[Record]] = {}
-    for record in records:
-        if record.method == method:
-            repeats.setdefault(record.task, []).append(record)
-    return {task: entry_of(each) for task, each in repeats.items()}
+def counts_of(repeats: Sequence[Record]) -> dict[str, Any]:
+    """Return what a method did on a prompt: counts of the first repeat, the median decode speed of all.
 
-
-def entry_of(repeats: Sequence[Record]) -> Entry:
-    first = repeats[0]
+    The first round of a text is not timed; the speed is None if the text ended in it.
+    """
+    stats = repeats[0].stats
     timed = [r.stats["tokens_per_second"] for r in repeats if r.stats["decode_seconds"] > 0]
-    return Entry(
-        category=first.category,
-        tokens=first.stats["completion_tokens"],
-        rounds=first.stats["rounds"],
-        drafted=first.stats["draft_tokens"],
-        accepted=first.stats["accepted_tokens"],
-        tokens_per_second=statistics.median(timed) if timed else None,
-        equal=all(record.equal_to_plain for record in repeats),
-        first_turn=first.first_turn,
-    )
-
-
-def counts_of(entry: Entry) -> dict[str, Any]:
-    """Return the fields of an entry without its category and its conversation."""
-    speed = entry.tokens_per_second
     return {
-        "tokens": entry.tokens,
-        "rounds": entry.rounds,
-        "drafted": entry.drafted,
-        "accepted": entry.accepted,
-        "tokens_per_second": None if speed is None else round(speed, 4),
-        "equal": entry.equal,
-    }
-
-
-def entries_of(submission: Mapping[str, Any]) -> dict[str, dict[str, Entry]]:
-    return {
-        method["name"]: {
-            prompt["id"]: Entry(
-                category=prompt["category"],
-                first_turn=prompt.get("first_turn"),
-                **prompt["methods"][method["name"]],
-            )
-            for prompt in submission["prompts"]
-        }
-        for method in submission["methods"]
+        "tokens": stats["completion_tokens"],
+        "rounds": stats["rounds"],
+        "drafted": stats["draft_tokens"],
+        "accepted": stats["accepted_tokens"],
+        "tokens_per_second": round(statistics.median(timed), 4) if timed else None,
+        "equal": all(record.equal_to_plain for record in repeats),
     }
 
 
@@ -283,8 +173,7 @@ def read_submission(path: Path) -> dict[str, Any]:
         submission = read_json(path)
     except (OSError, JsonError) as error:
         raise ConfigurationError(f"submission '{path}' cannot be read: {error}") from error
-    problems = check(submission)
-    if problems:
+    if problems := check(submission):
         raise ConfigurationError(f"submission '{path}' is not valid: {'; '.join(problems)}")
     return submission
 
@@ -295,11 +184,10 @@ def check(submission: Any) -> list[str]:
         return [f"it has version {submission.get('version')}, and this Draftree reads version {VERSION}"]
     jsonschema = import_extra("suite", "the check of a submission needs", error=ConfigurationError)
     violations = islice(jsonschema.Draft202012Validator(read_json(SCHEMA)).iter_errors(submission), MOST)
-    problems = [f"{one.json_path}: {one.message[:MESSAGE]}" for one in violations]
-    if problems:
+    if problems := [f"{violation.json_path}: {violation.message[:MESSAGE]}" for violation in violations]:
         return problems
     names = [method["name"] for method in submission["methods"]]
-    if names[0] != "plain" or len(set(names)) < len(names):
+    if names[0] != PLAIN or len(set(names)) < len(names):
         return ["methods: plain comes first, and every name is given once"]
     ids = [prompt["id"] for prompt in submission["prompts"]]
     if len(set(ids)) < len(ids):
@@ -313,18 +201,18 @@ def check(submission: Any) -> list[str]:
 
 
 def score_problems(submission: Mapping[str, Any]) -> list[str]:
-    stated = {(one["method"], one["category"]): one for one in submission["scores"]}
-    found = [one.to_json() for one in scores_of(entries_of(submission))]
+    stated = {(score["method"], score["category"]): score for score in submission["scores"]}
     problems = []
-    for one in found:
-        own = stated.pop((one["method"], one["category"]), None)
-        if own is None:
-            problems.append(f"scores: {one['method']} on {one['category']} is missing")
+    for score in scores_of(submission["prompts"]):
+        place = f"{score['method']} on {score['category']}"
+        claimed = stated.pop((score["method"], score["category"]), None)
+        if claimed is None:
+            problems.append(f"scores: {place} is missing")
         else:
             problems += [
-                f"scores: {name} of {one['method']} on {one['category']} does not follow from the prompts"
-                for name, value in one.items()
-                if not same(own[name], value)
+                f"scores: {name} of {place} does not follow from the prompts"
+                for name, value in score.items()
+                if not same(claimed[name], value)
             ]
     return problems + [f"scores: {method} on {category} has no prompts" for method, category in stated]
 
