@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -80,8 +79,8 @@ class ExpertsBlueprint:
     @property
     def linears(self) -> tuple[LinearBlueprint, ...]:
         """All products; of the experts those of expert 0."""
-        found = (self.router, self.gate_up, self.down, *self.shared_gate_up, self.shared_down, self.shared_gate)
-        return tuple(linear for linear in found if linear is not None)
+        linears = (self.router, self.gate_up, self.down, *self.shared_gate_up, self.shared_down, self.shared_gate)
+        return tuple(linear for linear in linears if linear is not None)
 
     @property
     def products(self) -> tuple[LinearBlueprint, ...]:
@@ -111,10 +110,6 @@ class Rope:
     frequencies: tuple[float, ...]  # radians per position for each pair of numbers
     scaling: float  # factor of cosines and sines
 
-    def table(self, length: int) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines of positions below `length`, shape (length, rotary size)."""
-        return self.at(torch.arange(length))
-
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines of positions, shape (positions, rotary size)."""
         angles = positions.float()[:, None] * torch.tensor(self.frequencies, dtype=torch.float32)[None]
@@ -134,7 +129,7 @@ class RopeTables:
         """Set the tables of a pass whose positions are below `longest`."""
         if longest > self._length:
             self._length = max(2 * self._length, longest, FIRST_POSITIONS)
-            self._tables = [rope.table(self._length) for rope in self._ropes]
+            self._tables = [rope.at(torch.arange(self._length)) for rope in self._ropes]
             for kind, (cosines, sines) in enumerate(self._tables):
                 run.cosines[kind], run.sines[kind] = cosines.data_ptr(), sines.data_ptr()
             run.rotary_dim = self._tables[0][0].shape[-1] if self._tables else 0
@@ -143,17 +138,17 @@ class RopeTables:
 @torch.inference_mode()
 def read_ropes(rotary: Any, kinds: Sequence[str], *, context: int) -> tuple[Rope, ...]:
     positions = torch.cat((torch.arange(min(NEAR, context)), torch.arange(0, context, max(FAR, context // MOST))))
-    return tuple(_read(rotary, kind, positions) for kind in kinds)
+    return tuple(_read_rope(rotary, kind, positions) for kind in kinds)
 
 
-def _read(rotary: Any, kind: str, positions: Tensor) -> Rope:
+def _read_rope(rotary: Any, kind: str, positions: Tensor) -> Rope:
     prefix = f"{kind}_" if kind else ""
-    found = getattr(rotary, f"{prefix}inv_freq", None)
-    if not isinstance(found, Tensor):
+    frequencies = getattr(rotary, f"{prefix}inv_freq", None)
+    if not isinstance(frequencies, Tensor):
         raise NativeUnavailableError(f"{type(rotary).__name__} stores its frequencies under an unknown name")
     like, ids = torch.zeros(1, 1, 1), positions.unsqueeze(0)
     wanted = rotary(like, ids, kind) if kind else rotary(like, ids)
-    rope = Rope(tuple(found.float().tolist()), float(getattr(rotary, f"{prefix}attention_scaling", 1.0)))
+    rope = Rope(tuple(frequencies.float().tolist()), float(getattr(rotary, f"{prefix}attention_scaling", 1.0)))
     for table, theirs in zip(rope.at(positions), wanted, strict=True):
         angles = table[:, : table.shape[-1] // 2]  # both halves of a head have the same; or both numbers of a pair
         forms = (table, angles, angles.repeat_interleave(2, dim=-1))
@@ -163,21 +158,16 @@ def _read(rotary: Any, kind: str, positions: Tensor) -> Rope:
     return rope
 
 
-SILU, GELU_TANH, GELU, RELU, QUICK_GELU, CLAMPED_SILU, RELU_SQUARED = range(7)
+ACTIVATIONS = {
+    name: number
+    for number, name in enumerate(
+        ("SILU", "GELU_TANH", "GELU", "RELU", "QUICK_GELU", "CLAMPED_SILU", "RELU_SQUARED"),
+    )
+}
+SILU, GELU_TANH, GELU, RELU, QUICK_GELU, CLAMPED_SILU, RELU_SQUARED = ACTIVATIONS.values()
 MAX_EXPERTS = 1024
-RMS_NORM, LAYER_NORM = range(2)
-ACTIVATIONS: Mapping[str, int] = MappingProxyType(
-    {
-        "SILU": SILU,
-        "GELU_TANH": GELU_TANH,
-        "GELU": GELU,
-        "RELU": RELU,
-        "QUICK_GELU": QUICK_GELU,
-        "CLAMPED_SILU": CLAMPED_SILU,
-        "RELU_SQUARED": RELU_SQUARED,
-    }
-)
-NORM_KINDS: Mapping[str, int] = MappingProxyType({"RMS_NORM": RMS_NORM, "LAYER_NORM": LAYER_NORM})
+NORM_KINDS = {"RMS_NORM": 0, "LAYER_NORM": 1}
+RMS_NORM, LAYER_NORM = NORM_KINDS.values()
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,16 +208,19 @@ class LayerBlueprint:
 
     @property
     def linears(self) -> tuple[LinearBlueprint, ...]:
-        source = () if self.source is None else (self.source.query, self.source.output)
-        own = () if self.experts is None else self.experts.linears
-        return (*self.qkv, self.output, *source, *self.gate_up, self.down, *own)
+        experts = () if self.experts is None else self.experts.linears
+        return (*self._attention, *self.gate_up, self.down, *experts)
 
     @property
     def products(self) -> tuple[LinearBlueprint, ...]:
         """All projections but routers; of experts, those of each one."""
-        source = () if self.source is None else (self.source.query, self.source.output)
         perceptron = (*self.gate_up, self.down) if self.experts is None else self.experts.products
-        return (*self.qkv, self.output, *source, *perceptron)
+        return (*self._attention, *perceptron)
+
+    @property
+    def _attention(self) -> tuple[LinearBlueprint, ...]:
+        source = () if self.source is None else (self.source.query, self.source.output)
+        return (*self.qkv, self.output, *source)
 
     @property
     def norms(self) -> tuple[str, ...]:
@@ -295,22 +288,20 @@ class Blueprint:
     def as_unpacked(self) -> Blueprint:
         """Return the blueprint of weights that were unpacked: (outputs, inputs), positions from 0 on."""
 
-        def plain(linears: tuple[LinearBlueprint, ...]) -> tuple[LinearBlueprint, ...]:
-            return tuple(
-                replace(linear, is_transposed=False, is_interleaved=False, groups=0, pairs=0) for linear in linears
-            )
+        def plain(linear: LinearBlueprint) -> LinearBlueprint:
+            return replace(linear, is_transposed=False, is_interleaved=False, groups=0, pairs=0)
 
-        layers = [
+        layers = tuple(
             replace(
                 layer,
-                qkv=plain(layer.qkv),
-                output=plain((layer.output,))[0],
-                gate_up=plain(layer.gate_up),
-                down=plain((layer.down,))[0],
+                qkv=tuple(map(plain, layer.qkv)),
+                output=plain(layer.output),
+                gate_up=tuple(map(plain, layer.gate_up)),
+                down=plain(layer.down),
             )
             for layer in self.layers
-        ]
-        return replace(self, layers=tuple(layers), position_offset=0)
+        )
+        return replace(self, layers=layers, position_offset=0)
 
     def bias_of_norm(self, name: str) -> str | None:
         """Return the name of a norm's bias, from that of its weight; None for none."""
@@ -327,15 +318,14 @@ class Blueprint:
     @property
     def names(self) -> frozenset[str]:
         norms = [self.start_norm, self.final_norm, *(name for layer in self.layers for name in layer.norms)]
-        found = [name for name in norms if name is not None]
-        found += [bias for name in found if (bias := self.bias_of_norm(name)) is not None]
-        found += [self.embedding, *self.head.names]
-        found += [bias.weight for bias in self.score_biases]
+        names = {name for name in norms if name is not None}
+        names |= {bias for name in names if (bias := self.bias_of_norm(name)) is not None}
+        names |= {self.embedding, *self.head.names, *(bias.weight for bias in self.score_biases)}
         if self.positions is not None:
-            found.append(self.positions)
+            names.add(self.positions)
         if self.projection is not None:
-            found += [*self.projection.norms, *self.projection.linear.names]
+            names |= {*self.projection.norms, *self.projection.linear.names}
         for layer in self.layers:
-            found += [name for linear in layer.linears for name in linear.names]
-            found += [] if layer.sinks is None else [layer.sinks]
-        return frozenset(found)
+            names |= {name for linear in layer.linears for name in linear.names}
+            names |= set() if layer.sinks is None else {layer.sinks}
+        return frozenset(names)

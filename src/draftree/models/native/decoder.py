@@ -62,95 +62,63 @@ class SourceRows:
 def plan_rows(
     slots: Sequence[KVSlot], tokens: Sequence[Sequence[int]], nodes: Sequence[Sequence[int]], *, rows_of_chunk: int
 ) -> Rows:
-    """Return the rows of a pass over these tentative nodes, ascending."""
-    columns = _Columns()
+    """Return the rows of a pass over these tentative nodes, ascending.
+
+    Of a slot's nodes, the first ones form a chain, stored at their positions. After them, a node's first child extends
+    the node's list of indices; every other child extends a copy. So Python takes one step for each node, at any depth.
+    List 0 is empty, for nodes of the chain.
+    """
+    indices: list[int] = []
+    places: list[int] = []
+    positions: list[int] = []
+    identical: list[int] = []
+    starts: list[int] = []
+    paths = array("q")
     chunks = [0]
     for slot, chosen in zip(slots, nodes, strict=True):
-        chain = _chain_length(slot.parents)
-        if chain == slot.num_tentative:
-            columns.add_chain(slot, chosen)
+        length, depths, parents = slot.length, slot.depths, slot.parents
+        chain = next((node for node, parent in enumerate(parents) if parent != node - 1), len(parents))
+        stored = [length + node for node in chosen]
+        indices += [slot.index] * len(stored)
+        places += stored
+        if chain == len(parents):
+            positions += stored
+            identical += [place + 1 for place in stored]
+            starts += [0] * len(stored)
         else:
-            columns.add_tree(slot, chosen, chain)
+            numbers = [0] * chain  # each node's list
+            lists = [array("q")]
+            firsts = [length]  # first position in each list
+            for node in range(chain, len(parents)):
+                parent = parents[node]
+                number = numbers[parent] if parent >= chain else 0
+                if not number or lists[number][-1] != length + parent:
+                    first = firsts[number] if number else length + parent + 1
+                    lists.append(lists[number][: length + depths[node] - 1 - first])
+                    firsts.append(first)
+                    number = len(lists) - 1
+                lists[number].append(length + node)
+                numbers.append(number)
+            list_starts = []
+            for path in lists:
+                list_starts.append(len(paths))
+                paths += path
+            positions += [length - 1 + depths[node] for node in chosen]
+            identical += [firsts[numbers[node]] if node >= chain else length + node + 1 for node in chosen]
+            starts += [list_starts[numbers[node]] for node in chosen]
         end = chunks[-1] + len(chosen)
         chunks.extend(range(chunks[-1] + rows_of_chunk, end, rows_of_chunk))
         chunks.append(end)
-    return columns.rows([token for row in tokens for token in row], chunks)
+    ids = [token for row in tokens for token in row]
+    count = len(ids)
+    numbers_of_pass = array("q", [*ids, *indices, *places, *positions, *identical, *starts, *chunks])
+    column_starts = (*range(0, 6 * count, count), len(numbers_of_pass), 6 * count)
+    numbers_of_pass += paths
+    return Rows(numbers_of_pass, column_starts, count, len(chunks) - 1, max(positions) + 1)
 
 
 def place_of(numbers: array[int] | array[float]) -> int:
     return numbers.buffer_info()[0]
-
-
-class _Columns:
-    """Columns of a pass while its rows are planned."""
-
-    __slots__ = ("identical", "list", "place", "position", "slot", "start")
-
-    def __init__(self) -> None:
-        self.slot: list[int] = []
-        self.place: list[int] = []
-        self.position: list[int] = []
-        self.identical: list[int] = []
-        self.start: list[int] = []
-        self.list = array("q")
-
-    def add_chain(self, slot: KVSlot, chosen: Sequence[int]) -> None:
-        """Add rows of a slot whose nodes are a chain, stored at their positions."""
-        places = [slot.length + node for node in chosen]
-        self.slot += [slot.index] * len(places)
-        self.place += places
-        self.position += places
-        self.identical += [place + 1 for place in places]
-        self.start += [0] * len(places)
-
-    def add_tree(self, slot: KVSlot, chosen: Sequence[int], chain: int) -> None:
-        """Add rows of a slot of which only the first `chain` nodes are a chain.
-
-        A node's first child extends the node's list of indices; every other child extends a copy. So Python takes one
-        step for each node, at any depth. List 0 is empty, for nodes of the chain.
-        """
-        length = slot.length
-        depths = slot.depths
-        parents = slot.parents
-        numbers = [0] * chain
-        lists = [array("q")]
-        identical = [length]
-        for node in range(chain, len(parents)):
-            parent = parents[node]
-            number = numbers[parent] if parent >= chain else 0
-            if not number or lists[number][-1] != length + parent:
-                first = identical[number] if number else length + parent + 1
-                lists.append(lists[number][: length + depths[node] - 1 - first])
-                identical.append(first)
-                number = len(lists) - 1
-            lists[number].append(length + node)
-            numbers.append(number)
-        starts = []
-        for own in lists:
-            starts.append(len(self.list))
-            self.list += own
-        self.slot += [slot.index] * len(chosen)
-        self.place += [length + node for node in chosen]
-        self.position += [length - 1 + depths[node] for node in chosen]
-        self.identical += [identical[numbers[node]] if node >= chain else length + node + 1 for node in chosen]
-        self.start += [starts[numbers[node]] for node in chosen]
-
-    def rows(self, tokens: list[int], chunks: list[int]) -> Rows:
-        """Return all columns in one array, with the list at its end."""
-        count, end = len(tokens), 6 * len(tokens)
-        columns = [*tokens, *self.slot, *self.place, *self.position, *self.identical, *self.start, *chunks]
-        numbers = array("q", columns)
-        numbers += self.list
-        starts = (0, count, 2 * count, 3 * count, 4 * count, 5 * count, end + len(chunks), end)
-        return Rows(numbers, starts, count, len(chunks) - 1, max(self.position) + 1)
-
-
-def _chain_length(parents: Sequence[int]) -> int:
-    """Return the number of first nodes that form a chain, stored at their positions."""
-    for node, parent in enumerate(parents):
-        if parent != node - 1:
-            return node
-    return len(parents)
 
 
 MASK = (1 << 32) - 1
@@ -184,8 +152,16 @@ class NativeTrees:
         self._reals.extend(search.least_confidence for search in searches)
         self._reals.extend(search.least_score for search in searches)
         self._scores = array("d", bytes(8 * count * most))
-        self._maps = _maps(searches, levels) if searches[0].maps else None
-        self._keys = _keys(searches, levels) if is_noisy else None
+        self._maps = array("d", bytes(16 * count * levels)) if searches[0].maps else None  # (trees, levels, 2)
+        self._keys = array("I", bytes(8 * count * levels)) if is_noisy else None  # (trees, levels, 2)
+        for first, search in zip(range(0, count * levels, levels), searches, strict=True):
+            if self._maps is not None:
+                for place, (slope, offset) in enumerate(search.maps, first):
+                    self._maps[2 * place], self._maps[2 * place + 1] = slope, offset
+            for place, entry in enumerate(search.noise if self._keys is not None else (), first):
+                if self._keys is not None and entry is not None:
+                    (low, high), _ = entry
+                    self._keys[2 * place], self._keys[2 * place + 1] = low & MASK, high & MASK | 1
         self._count, self._most = count, most
         numbers = place_of(self._numbers)
         reals = place_of(self._reals)
@@ -218,34 +194,14 @@ class NativeTrees:
         )
 
     def trees(self) -> list[FoundTree]:
-        found, total = [], self._count * self._most
+        trees, total = [], self._count * self._most
         for tree in range(self._count):
             first = tree * self._most
             end = first + self._found[tree]
             tokens = self._found[self._count + first : self._count + end]
             parents = self._found[self._count + total + first : self._count + total + end]
-            found.append(FoundTree(tokens.tolist(), parents.tolist(), self._scores[first:end].tolist()))
-        return found
-
-
-def _keys(searches: Sequence[TreeSearch], levels: int) -> array[int]:
-    """Return the keys of the noise, shape (trees, levels, 2)."""
-    keys = array("I", bytes(8 * levels * len(searches)))
-    for tree, search in enumerate(searches):
-        for place, entry in enumerate(search.noise, tree * levels):
-            if entry is not None:
-                (first, second), _ = entry
-                keys[2 * place], keys[2 * place + 1] = first & MASK, second & MASK | 1
-    return keys
-
-
-def _maps(searches: Sequence[TreeSearch], levels: int) -> array[float]:
-    """Return the maps from shares to probabilities, shape (trees, levels, 2)."""
-    maps = array("d", bytes(16 * levels * len(searches)))
-    for tree, search in enumerate(searches):
-        for place, (slope, offset) in enumerate(search.maps, tree * levels):
-            maps[2 * place], maps[2 * place + 1] = slope, offset
-    return maps
+            trees.append(FoundTree(tokens.tolist(), parents.tolist(), self._scores[first:end].tolist()))
+        return trees
 
 
 PADDING = 64  # entries after each head's table, which are read and masked
@@ -347,10 +303,10 @@ class NativeDecoder:
     def row_bytes(self) -> int:
         """Size of a row's activations in bytes: residual stream, product, mixed values, next input."""
         plan = self._blueprint
-        heads, all_heads = (plan.heads * plan.head_dim, (plan.heads + 2 * plan.kv_heads) * plan.head_dim)
-        widest = max(plan.hidden, heads, plan.mlp)
+        all_heads = (plan.heads + 2 * plan.kv_heads) * plan.head_dim
+        widest = max(plan.hidden, plan.heads * plan.head_dim, plan.mlp)
         experts = [layer.experts for layer in plan.layers if layer.experts is not None]
-        uses = max((one.chosen + (one.shared_down is not None) for one in experts), default=1)
+        uses = max((part.chosen + (part.shared_down is not None) for part in experts), default=1)
         return 4 * (plan.hidden + uses * (max(all_heads, plan.hidden) + 2 * widest))  # each expert takes as much room
 
     def rows_of_chunk(self, rows: int) -> int:
@@ -367,10 +323,11 @@ class NativeDecoder:
 
     def input_embedding(self, dtype: torch.dtype | None = None) -> Tensor:
         """Return the embedding as passes use it, shape (vocab, hidden); of a share, the rows of its tokens."""
-        if self._packed.decoder.lookup.weight is not None:
-            return self._library.groups.unpack(self._packed.decoder.lookup, self._num_tokens).to(dtype or self.dtype)
-        own = self._packed.at(self._packed.decoder.embedding)
-        return self.output_head(dtype) if own is None else own
+        lookup = self._packed.decoder.lookup
+        if lookup.weight is not None:
+            return self._library.groups.unpack(lookup, self._num_tokens).to(dtype or self.dtype)
+        separate = self._packed.at(self._packed.decoder.embedding)
+        return self.output_head(dtype) if separate is None else separate
 
     def output_head(self, dtype: torch.dtype | None = None) -> Tensor:
         """Return the head as passes use it, shape (vocab, hidden), as a new tensor; of a share, its tokens' rows."""
@@ -380,8 +337,7 @@ class NativeDecoder:
         packed = self._packed.at(head.weight)
         assert packed is not None, "a decoder has a head"
         scales = self._packed.at(head.scale)
-        found = unpack(packed, self._format, inputs=head.inputs, outputs=self._num_tokens, scales=scales)
-        return found.to(dtype)
+        return unpack(packed, self._format, inputs=head.inputs, outputs=self._num_tokens, scales=scales).to(dtype)
 
     def product_weight(self, layer: int, name: str, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor | None]:
         """Return weight and bias of a product as packed: (outputs, inputs), gate and up in turns of 16 rows."""
@@ -390,30 +346,32 @@ class NativeDecoder:
             return self._library.groups.unpack(linear, linear.outputs).to(dtype), self._packed.at(linear.bias)
         blocks, scales = self._packed.product(layer, name)
         outputs = -(-linear.outputs // LANES) * LANES
-        found = unpack(blocks, linear.format, inputs=linear.inputs, outputs=outputs, scales=scales)
-        return found[: linear.outputs].to(dtype), self._packed.at(linear.bias)
+        weight = unpack(blocks, linear.format, inputs=linear.inputs, outputs=outputs, scales=scales)
+        return weight[: linear.outputs].to(dtype), self._packed.at(linear.bias)
 
     def small_weight(self, layer: int | None, name: str) -> Tensor:
         """Return a norm of a layer, or of the whole model for None, float32."""
         owner = self._packed.decoder if layer is None else self._packed.layers[layer]
-        found = self._packed.at(getattr(owner, name))
-        assert found is not None, "the model has this norm"
-        return found
+        weight = self._packed.at(getattr(owner, name))
+        assert weight is not None, "the model has this norm"
+        return weight
 
     def final_norm(self, hidden: Tensor) -> Tensor:
         return self._library.final_norm(self._packed.decoder, hidden.float().contiguous())
 
     def embedding_facts(self) -> EmbeddingFacts:
-        bias = self._packed.at(self._packed.decoder.head.bias)
-        plan = self._blueprint
+        plan, decoder = self._blueprint, self._packed.decoder
         if plan.start_norm is not None:
             raise UnsupportedModelError(f"{plan.kind} normalizes embeddings: choose a drafter that reads none")
-        own = None if bias is None else bias[: self._num_tokens]
-        if own is not None and self._share is not None:
+        bias = self._packed.at(decoder.head.bias)
+        if bias is not None and self._share is not None:
             raise UnsupportedModelError("the head's bias is divided among processes: choose a drafter that needs none")
-        is_tied = self._packed.decoder.lookup.weight is None and self._packed.decoder.embedding is None
         return EmbeddingFacts(
-            plan.embedding_scale, plan.logit_scale, soft_cap=plan.logit_cap, bias=own, is_tied=is_tied
+            plan.embedding_scale,
+            plan.logit_scale,
+            soft_cap=plan.logit_cap,
+            bias=None if bias is None else bias[: self._num_tokens],
+            is_tied=decoder.lookup.weight is None and decoder.embedding is None,
         )
 
     def run(
@@ -502,7 +460,11 @@ class NativeDecoder:
         """
         # avoids numpy and torch: a pass has evicted their code from the processor caches
         if memory is not None and memory.version != self._memory_version:
-            self._point_at(memory)
+            for index, layer in enumerate(self._packed.layers):
+                layer.keys, layer.values = memory.keys[index].data_ptr(), memory.values[index].data_ptr()
+            self._form.places = memory.length
+            self._form.slot_step = memory.keys[0].stride(0) // memory.keys[0].shape[-1]
+            self._memory_version = memory.version
         longest = rows.longest if rope_positions is None else max(rope_positions, default=0) + 1
         self._ropes.point(self._form, longest=longest + ahead)
         self._biases.point(self._form, self._packed.layers, longest=rows.longest)
@@ -513,26 +475,14 @@ class NativeDecoder:
         run.num_logits = len(requested)
         run.num_threads = torch.get_num_threads()
         run.logit_rows, run.logits = place_of(requested), buffer.address
-        if self._share is not None:
-            self._join_team(run, self._share)
+        if (share := self._share) is not None:
+            run.team = share.memory.at_least(self._library.team_bytes(self._packed.decoder, run.rows, run.num_logits))
+            run.team_rank = share.rank
+            run.team_size = share.size
+            if share.rank:
+                run.logits = None  # only rank 0 reads them
         first = place_of(rows.numbers)
         for name, start in zip(ROW_COLUMNS, rows.starts, strict=True):
             setattr(run, name, first + start * rows.numbers.itemsize)
         run.rope_position = run.position if rope_positions is None else place_of(rope_positions)
         return run, buffer
-
-    def _join_team(self, run: CPass, share: Share) -> None:
-        """Point a pass at the memory of the team; only rank 0 reads the logits."""
-        size = self._library.team_bytes(self._packed.decoder, run.rows, run.num_logits)
-        run.team = share.memory.at_least(size)
-        run.team_rank = share.rank
-        run.team_size = share.size
-        if share.rank:
-            run.logits = None
-
-    def _point_at(self, memory: KVMemory) -> None:
-        for index, layer in enumerate(self._packed.layers):
-            layer.keys, layer.values = memory.keys[index].data_ptr(), memory.values[index].data_ptr()
-        self._form.places = memory.length
-        self._form.slot_step = memory.keys[0].stride(0) // memory.keys[0].shape[-1]
-        self._memory_version = memory.version

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,24 +54,6 @@ from draftree.models.torch.inspection import context_length, fingerprint, rope_s
 from draftree.models.torch.layers import scale_of_embedding
 
 
-class ModelFacts(Protocol):
-    """A transformers model and facts about it. `HFModel` has them, too."""
-
-    model: Any
-    config: Any
-    vocab_size: int
-    max_length: int
-    device: torch.device
-    dtype: torch.dtype
-    fingerprint: str
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def calls(self) -> Mapping[int, LayerCall]: ...
-
-
 class OwnAttention:
     """Facts of a model that computes its attention itself: softmax of all earlier scores over the root of a head.
 
@@ -89,6 +71,9 @@ class OwnAttention:
         scaling = float(self.config.hidden_size // self.config.num_attention_heads) ** -0.5
         layers = range(int(self.config.num_hidden_layers))
         self.calls = {layer: LayerCall(layer, scaling, window=None, softcap=None, sinks=None) for layer in layers}
+
+
+ModelFacts = HFModel | OwnAttention
 
 
 def facts_of(model: Any) -> ModelFacts:
@@ -162,9 +147,9 @@ def _before_and_after(
     pairs = {}
     for index, after in probe.queries.items():
         if index in found:
-            own = found[index][0].float()
-            own = own.transpose(0, 1) if own.shape[0] != len(tokens) else own
-            pairs[index] = own.reshape(len(tokens), -1)[:, : after[0].numel()].reshape(after.shape), after
+            before = found[index][0].float()
+            before = before.transpose(0, 1) if before.shape[0] != len(tokens) else before
+            pairs[index] = before.reshape(len(tokens), -1)[:, : after[0].numel()].reshape(after.shape), after
     return pairs
 
 
@@ -173,12 +158,12 @@ def query_factors(model: ModelFacts, layers: Sequence[Any]) -> dict[int, float]:
 
     Some families scale queries before their attention. It is only of use for layers without rotary positions.
     """
-    found = {}
+    factors = {}
     for index, (before, after) in _before_and_after(model, layers).items():
         factor = float((after * before).sum() / before.square().sum().clamp_min(torch.finfo().tiny))
         usual = (1.0, float(after.shape[-1]) ** -0.5)
-        found[index] = next((one for one in usual if abs(factor - one) < FACTOR_TOLERANCE * one), factor)
-    return found
+        factors[index] = next((value for value in usual if abs(factor - value) < FACTOR_TOLERANCE * value), factor)
+    return factors
 
 
 def rotations(
@@ -193,18 +178,18 @@ def rotations(
     `kinds`: index of each layer's kind; None for none.
     """
     alike = [(kind, model.calls[index].window) for index, kind in enumerate(kinds)]
-    firsts = {one: alike.index(one) for one in alike if one[0] is not None}
+    firsts = {key: alike.index(key) for key in alike if key[0] is not None}
     if not any(first_part(part(layer, *ATTENTION), *QUERIES) for layer in layers):
         return [Rotation.NONE if kind is None else Rotation.HALVES for kind in kinds]
     if not firsts:
         return [Rotation.NONE] * len(layers)
     recorded = _before_and_after(model, layers, last=max(firsts.values()))
-    of_kind = {
-        one: _rotation(*recorded[index], ropes[one[0]]) if index in recorded else Rotation.HALVES
-        for one, index in firsts.items()
-        if one[0] is not None
+    of_kind: dict[tuple[int | None, int | None], Rotation] = {
+        (kind, window): _rotation(*recorded[index], ropes[kind]) if index in recorded else Rotation.HALVES
+        for (kind, window), index in firsts.items()
+        if kind is not None
     }
-    return [of_kind.get(one, Rotation.NONE) for one in alike]
+    return [of_kind.get(key, Rotation.NONE) for key in alike]
 
 
 def _rotation(before: Tensor, after: Tensor, rope: Rope) -> Rotation:
@@ -216,12 +201,8 @@ def _rotation(before: Tensor, after: Tensor, rope: Rope) -> Rotation:
     even, odd = turned[..., ::2], turned[..., 1::2]
     halves = torch.cat((low * cosines - high * sines, high * cosines + low * sines, rest), dim=-1)
     pairs = torch.stack((even * cosines - odd * sines, odd * cosines + even * sines), dim=-1).flatten(-2)
-    wanted = {
-        Rotation.HALVES: halves,
-        Rotation.PAIRS: torch.cat((pairs, rest), dim=-1),
-        Rotation.NONE: before,
-    }
-    errors = {kind: float((one - after).norm()) for kind, one in wanted.items()}
+    rotated = {Rotation.HALVES: halves, Rotation.PAIRS: torch.cat((pairs, rest), dim=-1), Rotation.NONE: before}
+    errors = {rotation: float((queries - after).norm()) for rotation, queries in rotated.items()}
     best = min(errors, key=lambda kind: errors[kind])
     return best if errors[best] <= ROTATION_TOLERANCE * float(after.norm()) else Rotation.HALVES
 
@@ -279,11 +260,9 @@ def describe_layer(
     def norm(module: Any) -> str | None:
         return None if module is None else names.of(module)
 
-    first: tuple[str, ...] = ("gate_proj", "up_proj")  # products of a perceptron
-    if (up := next((name for name in UP if hasattr(mlp, name)), None)) is not None:
-        first = (up,)
-    elif hasattr(mlp, "up_proj") and not hasattr(mlp, "gate_proj"):
-        first = ("up_proj",)
+    up = next((name for name in UP if hasattr(mlp, name)), "up_proj")
+    has_gate = up == "up_proj" and (hasattr(mlp, "gate_proj") or not hasattr(mlp, up))
+    first = ("gate_proj", up) if has_gate else (up,)  # products of a perceptron
     experts = experts_of(mlp, int(part(norms.any, "weight").numel()), names=names) if has_experts(mlp) else None
     return LayerBlueprint(
         attention_norm=norm(norms.attention),
@@ -337,16 +316,25 @@ def read(model: ModelFacts) -> Blueprint:
     base = model.model.base_model
     base = base if first_part(base, *LAYERS) is not None else part(base, "decoder")
     modules = list(part(base, *LAYERS))
-    heads, head_dim = int(config.num_attention_heads), _head_dim(config)
-    rotary, table = first_part(base, "rotary_emb"), _position_table(base)
+    if getattr(config, "_heterogeneity_spec", None) is not None:
+        raise NativeUnavailableError("its layers have sizes of their own")
+    heads = int(config.num_attention_heads)
+    head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+    rotary, table = first_part(base, "rotary_emb"), first_part(base, *POSITIONS)
+    if table is not None and not isinstance(table, nn.Embedding):
+        raise NativeUnavailableError(f"its positions are a {type(table).__name__}, not a table")
     if any("dynamic" in str(rope.get("rope_type")) for rope in rope_settings(config)):
         raise NativeUnavailableError("its rotary positions change with the length of the text")
     if rotary is None and table is None:
         raise NativeUnavailableError(f"{type(base).__name__} has no 'rotary_emb', and no table of positions")
-    is_post_norm = _is_post_norm(model, modules[0])
+    first_norm, attention = norms_of(modules[0]).any, part(modules[0], *ATTENTION)
+    # norms follow their sublayers if the modules run in this order
+    is_post_norm = norm_facts(first_norm).kind == LAYER_NORM and not runs_before(
+        partial(_probe, model), first_norm, attention
+    )
     layers, ropes = _layers(model, modules, rotary, names=names)
     norm = first_part(base, *LAST_NORM)
-    facts = norm_facts(norms_of(modules[0]).any if norm is None else norm)
+    facts = norm_facts(first_norm if norm is None else norm)
     require_like_norms(inner, [name for layer in layers for name in layer.norms], facts)
     final = None if norm is None else names.of(norm)
     if is_post_norm:
@@ -422,20 +410,6 @@ def _layers(
     return layers, ropes
 
 
-def _head_dim(config: Any) -> int:
-    if getattr(config, "_heterogeneity_spec", None) is not None:
-        raise NativeUnavailableError("its layers have sizes of their own")
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-
-
-def _position_table(base: Any) -> nn.Embedding | None:
-    """Return the table that is added to embeddings by position; None for none."""
-    found = first_part(base, *POSITIONS)
-    if found is not None and not isinstance(found, nn.Embedding):
-        raise NativeUnavailableError(f"its positions are a {type(found).__name__}, not a table")
-    return found
-
-
 def _kinds(rotary: Any, config: Any, layers: Sequence[Any]) -> Sequence[str | None]:
     """Return each layer's kind of rotary positions; "" if there is only one, None for none."""
     if rotary is None:
@@ -447,24 +421,12 @@ def _kinds(rotary: Any, config: Any, layers: Sequence[Any]) -> Sequence[str | No
     return [kind if used else None for kind, used in zip(known, uses, strict=True)]
 
 
-def _is_post_norm(model: ModelFacts, layer: Any) -> bool:
-    """Return whether the norms of a layer follow its sublayers, by the order in which its modules run."""
-    norm, attention = norms_of(layer).any, part(layer, *ATTENTION)
-    if norm_facts(norm).kind != LAYER_NORM:
-        return False
-    return not runs_before(partial(_probe, model), norm, attention)
-
-
 def norms_after(layers: Sequence[LayerBlueprint], last: str | None) -> tuple[tuple[LayerBlueprint, ...], str | None]:
     """Return layers whose norms follow their sublayers as layers with norms before them, and the last norm."""
     if last is not None:
         raise NativeUnavailableError("it has norms after its sublayers and one after the last of these")
-    found = []
-    before = None
-    for layer in layers:
-        found.append(layer.with_norms_of(before))
-        before = layer.mlp_norm
-    return tuple(found), before
+    before = (None, *(layer.mlp_norm for layer in layers))
+    return tuple(map(LayerBlueprint.with_norms_of, layers, before)), before[-1]
 
 
 def _is_parallel(model: ModelFacts, layer: Any) -> bool:

@@ -30,6 +30,7 @@ from draftree.models.native.structures import (
     CLinear,
     CPass,
     CTrees,
+    fields,
     parse_layout,
     require_same_layout,
 )
@@ -66,14 +67,15 @@ class GroupFunctions:
 
         `blocks` are these outputs' entries in the product's table, int64, contiguous.
         """
+        places = packed.data_ptr(), blocks.data_ptr()
         if isinstance(source, RowBlocks):
-            order = source.order.contiguous()
-            rows = source.rows
-            rows_and_order = (rows.data_ptr(), rows.shape[1], order.data_ptr(), len(order))
-            self._library.draftree_pack_blocks(*rows_and_order, inputs, packed.data_ptr(), blocks.data_ptr())
-            return
-        weight = (source.data_ptr(), int(source.dtype == torch.bfloat16), source.shape[0], inputs)
-        self._library.draftree_quantize(*weight, packed.data_ptr(), blocks.data_ptr())
+            rows, order = source.rows, source.order.contiguous()
+            self._library.draftree_pack_blocks(
+                rows.data_ptr(), rows.shape[1], order.data_ptr(), len(order), inputs, *places
+            )
+        else:
+            is_half = int(source.dtype == torch.bfloat16)
+            self._library.draftree_quantize(source.data_ptr(), is_half, source.shape[0], inputs, *places)
 
     def unpack(self, linear: CLinear, outputs: int) -> Tensor:
         """Return the first outputs of a product as the pass uses them, shape (outputs, inputs), float32."""
@@ -123,24 +125,18 @@ class LogitBufferPool:
     def take(self, count: int, width: int) -> LogitBuffer:
         """Return a buffer for `count` rows of undefined content."""
         needed = count * width + ALIGNMENT // FLOAT_BYTES
-        room = self._free(needed) or self._new(needed)
+        for room in self._rooms:
+            if len(room) >= needed and sys.getrefcount(room) == UNREAD:
+                break
+        else:
+            room = (ctypes.c_float * needed)()
+            self._rooms = [room, *self._rooms[: KEPT - 1]]
         address = ctypes.addressof(room)
         return LogitBuffer(room, address + -address % ALIGNMENT)
 
     def clear(self) -> None:
         """Keep no buffer; the memory of those that are in use is freed with the last reference to them."""
         self._rooms = []
-
-    def _free(self, needed: int) -> ctypes.Array[ctypes.c_float] | None:
-        for room in self._rooms:
-            if len(room) >= needed and sys.getrefcount(room) == UNREAD:
-                return room
-        return None
-
-    def _new(self, needed: int) -> ctypes.Array[ctypes.c_float]:
-        room = (ctypes.c_float * needed)()
-        self._rooms = [room, *self._rooms[: KEPT - 1]]
-        return room
 
 
 logger = logging.getLogger(__name__)
@@ -187,8 +183,8 @@ class TilesRefusedError(NativeUnavailableError):
 class CSearch(ctypes.Structure):
     _fields_ = (
         ("logits", _pointer),
-        *((name, _size) for name in ("rows", "stride", "vocab", "count")),
-        *((name, _pointer) for name in ("keys", "ids", "temperatures", "tokens", "scores", "totals")),
+        *fields(_size, "rows", "stride", "vocab", "count"),
+        *fields(_pointer, "keys", "ids", "temperatures", "tokens", "scores", "totals"),
         ("next", ctypes.c_long),
         ("failed", ctypes.c_int),
     )
@@ -223,13 +219,7 @@ class SearchBuffers:
 
 class ThreadBuffers(threading.local):
     def __init__(self) -> None:
-        self._buffers = SearchBuffers(16, 256)
-
-    def of(self, rows: int, count: int) -> SearchBuffers:
-        buffers = self._buffers
-        if rows > buffers.rows or rows * count > buffers.numbers:
-            buffers = self._buffers = SearchBuffers(2 * rows, 2 * rows * count)
-        return buffers
+        self.buffers = SearchBuffers(16, 256)
 
 
 class Library:
@@ -245,26 +235,20 @@ class Library:
             function.restype = result
         self.correct, self.learn = self._library.draftree_correct, self._library.draftree_learn
         """The functions of corrections, see `learning.py`."""
-        self._buffers = ThreadBuffers()
+        self._thread = ThreadBuffers()
         self.groups = GroupFunctions(self._library)  # functions for weights with a scale for each group of inputs
-        self._require_same_layout()
+        layout = parse_layout(self._library.draftree_layout().decode())
+        formats = {name.upper(): number for name, number in FORMATS.items()}
+        constants = {**formats, **ACTIVATIONS, **NORM_KINDS, "LANES": LANES, "MAX_EXPERTS": MAX_EXPERTS}
+        require_same_layout(layout, (*STRUCTURES, CSearch), constants | {"NUM_KINDS": len(KINDS)})
+        self.rows_of_chunk = layout["-", "ATTENTION_ROWS"][1]
+        self.max_count = layout["-", "MAX_COUNT"][1]
         if not self._library.draftree_ready():
             raise TilesRefusedError("the system does not let this process use the processor's matrix tiles")
 
-    def _require_same_layout(self) -> None:
-        text: bytes = self._library.draftree_layout()
-        layout = parse_layout(text.decode())
-        formats = {name.upper(): number for name, number in FORMATS.items()}
-        constants = {**formats, **ACTIVATIONS, **NORM_KINDS, "LANES": LANES, "MAX_EXPERTS": MAX_EXPERTS}
-        constants["NUM_KINDS"] = len(KINDS)
-        require_same_layout(layout, (*STRUCTURES, CSearch), constants)
-        self.rows_of_chunk = layout["-", "ATTENTION_ROWS"][1]
-        self.max_count = layout["-", "MAX_COUNT"][1]
-
     @property
     def instructions(self) -> str:
-        name: bytes = self._library.draftree_instructions()
-        return name.decode()
+        return str(self._library.draftree_instructions().decode())
 
     def block_bytes(self, inputs: int, kind: int) -> int:
         return int(self._library.draftree_block_bytes(inputs, kind))
@@ -320,7 +304,9 @@ class Library:
         filled up to a multiple of 64; None if column i is token i.
         """
         rows = logits.rows
-        buffers = self._buffers.of(rows, count)
+        buffers = self._thread.buffers
+        if rows > buffers.rows or rows * count > buffers.numbers:
+            buffers = self._thread.buffers = SearchBuffers(2 * rows, 2 * rows * count)
         search = buffers.search
         search.logits = logits.address
         search.stride = logits.stride

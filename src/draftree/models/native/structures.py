@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from draftree.models.native.build import NativeUnavailableError
 
@@ -15,26 +16,25 @@ _pointer = ctypes.c_void_p
 _float = ctypes.c_float
 
 
+Fields = tuple[tuple[str, Any], ...]
+
+
+def fields(kind: Any, *names: str) -> Fields:
+    return tuple((name, kind) for name in names)
+
+
 class CLinear(ctypes.Structure):
     _fields_ = (
-        ("weight", _pointer),
-        ("scale", _pointer),
-        ("sums", _pointer),
-        ("bias", _pointer),
-        ("blocks", _pointer),
-        ("inputs", _size),
-        ("outputs", _size),
-        ("format", _size),
-        ("first", _size),
+        *fields(_pointer, "weight", "scale", "sums", "bias", "blocks"),
+        *fields(_size, "inputs", "outputs", "format", "first"),
     )
 
 
 class CExperts(ctypes.Structure):
     _fields_ = (
         ("router", CLinear),
-        ("gate_up", _pointer),
-        ("down", _pointer),
-        *((name, _size) for name in ("count", "chosen", "is_renormalized", "shared", "has_shared_gate")),
+        *fields(_pointer, "gate_up", "down"),
+        *fields(_size, "count", "chosen", "is_renormalized", "shared", "has_shared_gate"),
     )
 
 
@@ -46,60 +46,39 @@ def expert_products(experts: CExperts, name: str) -> ctypes.Array[CLinear]:
 
 class CLayer(ctypes.Structure):
     _fields_ = (
-        ("attention_norm", _pointer),
-        ("embedding_norm", _pointer),
-        ("attention_post_norm", _pointer),
-        ("mlp_norm", _pointer),
-        ("mlp_post_norm", _pointer),
-        ("query_norm", _pointer),
-        ("key_norm", _pointer),
-        ("qkv", CLinear),
-        ("output", CLinear),
-        ("gate_up", CLinear),
-        ("down", CLinear),
-        ("keys", _pointer),
-        ("values", _pointer),
-        ("window", _size),
-        ("rope", _size),
-        ("is_normed_residual", _size),
-        ("score_bias", _pointer),
-        ("source_norm", _pointer),
-        ("source_query", CLinear),
-        ("source_output", CLinear),
-        ("source_scaling", _float),
-        ("scaling", _float),
-        ("score_cap", _float),
-        ("sinks", _pointer),
-        ("experts", _pointer),
+        *fields(_pointer, "attention_norm", "embedding_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm"),
+        *fields(_pointer, "query_norm", "key_norm"),
+        *fields(CLinear, "qkv", "output", "gate_up", "down"),
+        *fields(_pointer, "keys", "values"),
+        *fields(_size, "window", "rope", "is_normed_residual"),
+        *fields(_pointer, "score_bias", "source_norm"),
+        *fields(CLinear, "source_query", "source_output"),
+        *fields(_float, "source_scaling", "scaling", "score_cap"),
+        *fields(_pointer, "sinks", "experts"),
     )
 
 
 def product_of(layer: CLayer, name: str) -> CLinear:
     """Return a product of a layer by the name of its field; those of expert 3 are "gate_up.3" and "down.3"."""
     field, _, expert = name.partition(".")
-    if not expert:
-        found: CLinear = getattr(layer, field)
-        return found
-    return expert_products(CExperts.from_address(layer.experts), field)[int(expert)]
+    if expert:
+        return expert_products(CExperts.from_address(layer.experts), field)[int(expert)]
+    linear: CLinear = getattr(layer, field)
+    return linear
 
 
 class CDecoder(ctypes.Structure):
     _fields_ = (
-        *((name, _size) for name in ("hidden", "heads", "kv_heads", "head_dim", "mlp", "num_layers", "vocab")),
-        *((name, _size) for name in ("format", "kv_format", "cache_format", "activation")),
-        *((name, _float) for name in ("epsilon", "embedding_scale", "norm_offset", "residual_scale", "logit_scale")),
-        ("embedding", _pointer),
-        ("final_norm", _pointer),
+        *fields(_size, "hidden", "heads", "kv_heads", "head_dim", "mlp", "num_layers", "vocab"),
+        *fields(_size, "format", "kv_format", "cache_format", "activation"),
+        *fields(_float, "epsilon", "embedding_scale", "norm_offset", "residual_scale", "logit_scale"),
+        *fields(_pointer, "embedding", "final_norm"),
         ("layers", ctypes.POINTER(CLayer)),
-        ("head", CLinear),
-        ("lookup", CLinear),
-        ("projection", CLinear),
+        *fields(CLinear, "head", "lookup", "projection"),
         ("feature_norm", _pointer),
-        ("feature_part", _size),
-        ("all_heads", _size),
-        ("first_head", _size),
-        *((name, _size) for name in ("norm", "is_post_norm", "is_gated", "is_parallel", "has_joint_norms")),
-        *((name, _float) for name in ("logit_cap", "gate_limit", "gate_slope")),
+        *fields(_size, "feature_part", "all_heads", "first_head"),
+        *fields(_size, "norm", "is_post_norm", "is_gated", "is_parallel", "has_joint_norms"),
+        *fields(_float, "logit_cap", "gate_limit", "gate_slope"),
         ("positions", _pointer),
         ("unplaced", _size),
         ("start_norm", _pointer),
@@ -109,36 +88,26 @@ class CDecoder(ctypes.Structure):
 
 class CPass(ctypes.Structure):
     _fields_ = (
-        *((name, _size) for name in ("rows", "num_threads", "first_layer", "last_layer", "num_logits", "num_chunks")),
-        *((name, _size) for name in ("num_captured", "places", "slot_step", "rotary_dim")),
-        *((name, _pointer) for name in ("tokens", "slot", "place", "position", "rope_position", "identical")),
-        *((name, _pointer) for name in ("list_start", "list", "chunks")),
-        ("cosines", _pointer * 2),
-        ("sines", _pointer * 2),
-        ("hidden_in", _pointer),
-        ("features", _pointer),
-        ("captured_layers", _pointer),
-        ("captured", _pointer),
-        ("skipped", _pointer),
-        ("logit_rows", _pointer),
-        ("logits", _pointer),
-        *((name, _pointer) for name in ("source", "sources", "source_queries")),
+        *fields(_size, "rows", "num_threads", "first_layer", "last_layer", "num_logits", "num_chunks"),
+        *fields(_size, "num_captured", "places", "slot_step", "rotary_dim"),
+        *fields(_pointer, "tokens", "slot", "place", "position", "rope_position", "identical"),
+        *fields(_pointer, "list_start", "list", "chunks"),
+        *fields(_pointer * 2, "cosines", "sines"),
+        *fields(_pointer, "hidden_in", "features", "captured_layers", "captured", "skipped", "logit_rows", "logits"),
+        *fields(_pointer, "source", "sources", "source_queries"),
         ("bias_length", _size),
         ("team", _pointer),
-        ("team_rank", _size),
-        ("team_size", _size),
+        *fields(_size, "team_rank", "team_size"),
     )
 
 
 class CTrees(ctypes.Structure):
     _fields_ = (
-        *((name, _size) for name in ("trees", "levels", "is_best", "is_normed")),
-        *((name, _size) for name in ("room", "most_nodes", "most_rows", "most_width")),
-        *((name, _pointer) for name in ("widths", "depths", "nodes", "keys", "temperatures", "maps")),
-        *((name, _pointer) for name in ("least_confidence", "least_survival", "ids")),
-        *((name, _pointer) for name in ("slots", "places", "positions", "kept")),
+        *fields(_size, "trees", "levels", "is_best", "is_normed", "room", "most_nodes", "most_rows", "most_width"),
+        *fields(_pointer, "widths", "depths", "nodes", "keys", "temperatures", "maps"),
+        *fields(_pointer, "least_confidence", "least_survival", "ids", "slots", "places", "positions", "kept"),
         ("kept_step", _size),
-        *((name, _pointer) for name in ("tokens", "parents", "scores", "counts")),
+        *fields(_pointer, "tokens", "parents", "scores", "counts"),
     )
 
 
@@ -153,14 +122,14 @@ def parse_layout(text: str) -> Layout:
 
 def layout_of(structures: Iterable[type[ctypes.Structure]]) -> Layout:
     """Return the layout of these structures. The name in C is the Python name without the leading C."""
-    found = {}
+    layout = {}
     for structure in structures:
         kind = structure.__name__.removeprefix("C")
-        for name in (entry[0] for entry in structure._fields_):
+        for name, *_ in structure._fields_:
             field = getattr(structure, name)
-            found[kind, name] = (field.offset, field.size)
-        found[kind, "-"] = (0, ctypes.sizeof(structure))
-    return found
+            layout[kind, name] = (field.offset, field.size)
+        layout[kind, "-"] = (0, ctypes.sizeof(structure))
+    return layout
 
 
 def require_same_layout(
@@ -170,14 +139,13 @@ def require_same_layout(
     expected = {**layout_of(structures), **{("-", name): (0, value) for name, value in constants.items()}}
     keys = [key for key in layout if key[0] != "-" or key in expected]
     for kind, field in (*keys, *(key for key in expected if key not in layout)):
-        found, wanted = layout.get((kind, field)), expected.get((kind, field))
-        if found != wanted:
+        declared, wanted = (
+            "nothing" if entry is None else f"offset {entry[0]} and size or value {entry[1]}"
+            for entry in (layout.get((kind, field)), expected.get((kind, field)))
+        )
+        if declared != wanted:
             name = f"constant {field}" if kind == "-" else kind if field == "-" else f"{kind}.{field}"
             raise NativeUnavailableError(
-                f"the C library declares '{name}' with {_described(found)}, expected {_described(wanted)}: "
+                f"the C library declares '{name}' with {declared}, expected {wanted}: "
                 "files of several versions are mixed, so reinstall draftree"
             )
-
-
-def _described(entry: tuple[int, int] | None) -> str:
-    return "nothing" if entry is None else f"offset {entry[0]} and size or value {entry[1]}"
