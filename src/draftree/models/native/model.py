@@ -17,6 +17,7 @@ from draftree.models.native.blueprint import LAYER_NORM, Blueprint, LayerBluepri
 from draftree.models.native.decoder import KV_SCALE_BYTES, NativeDecoder, plan_rows
 from draftree.models.native.library import LANES
 from draftree.models.native.shares import Share
+from draftree.models.native.structures import CLayer
 from draftree.models.native.weights import Weights
 
 
@@ -31,9 +32,9 @@ class NativeModel(SlottedModel):
         quantization: str | None = None,
         share: Share | None = None,
     ) -> None:
-        if isinstance(weights, Weights):
-            weights = NativeDecoder(blueprint, weights, quantization=quantization, share=share)
         decoder = weights
+        if isinstance(decoder, Weights):
+            decoder = NativeDecoder(blueprint, decoder, quantization=quantization, share=share)
         self.vocab_size, self.max_length = blueprint.vocab, blueprint.context
         self.supports_trees = True
         self.device, self.dtype = torch.device("cpu"), decoder.dtype
@@ -93,11 +94,11 @@ class NativeModel(SlottedModel):
 
     def run_with(self, decoder: NativeDecoder, pass_: Pass) -> PassResult:
         """Run a pass on the model's slots with another decoder of the same shape, such as a copy with fewer bits."""
-        own, self._decoder = self._decoder, decoder
+        target, self._decoder = self._decoder, decoder
         try:
             return self.run(pass_)
         finally:
-            self._decoder = own
+            self._decoder = target
 
     def quantized_copy(self, quantization: str) -> LanguageModel:
         return QuantizedCopy(self, quantization)
@@ -143,13 +144,12 @@ class UnpackedWeights(Weights):
         self._small: dict[str, Tensor] = {}
         for field in ("final_norm", "start_norm"):
             self._add_norm(getattr(blueprint, field), None, field)
-        for index, layer in enumerate(blueprint.layers):
-            if layer.sinks is not None:
-                self._small[layer.sinks] = decoder.small_weight(index, "sinks")
         if blueprint.positions is not None:
             self._small[blueprint.positions] = decoder.small_weight(None, "positions")
         self._owners: dict[str, tuple[int, str, Sequence[LinearBlueprint], bool]] = {}
         for index, layer in enumerate(blueprint.layers):
+            if layer.sinks is not None:
+                self._small[layer.sinks] = decoder.small_weight(index, "sinks")
             for product, linears, in_turns in products_of_rows(layer, is_gated=blueprint.is_gated):
                 for name in (name for linear in linears for name in linear.names):
                     self._owners[name] = (index, product, linears, in_turns)
@@ -161,14 +161,12 @@ class UnpackedWeights(Weights):
     def _add_norm(self, name: str | None, layer: int | None, field: str) -> None:
         if name is None:
             return
-        found = self._decoder.small_weight(layer, field)
-        if self._blueprint.norm != LAYER_NORM:
-            self._small[name] = found
-            return
-        self._small[name], bias = found.chunk(2)
-        name_of_bias = self._blueprint.bias_of_norm(name)
-        if name_of_bias is not None:
-            self._small[name_of_bias] = bias
+        weight = self._decoder.small_weight(layer, field)
+        if self._blueprint.norm == LAYER_NORM:
+            weight, bias = weight.chunk(2)
+            if (name_of_bias := self._blueprint.bias_of_norm(name)) is not None:
+                self._small[name_of_bias] = bias
+        self._small[name] = weight
 
     def get(self, name: str) -> Tensor:
         """Return a weight in the decoder's dtype; norms, positions and biases in float32."""
@@ -180,9 +178,9 @@ class UnpackedWeights(Weights):
         if name == plan.head.weight:
             return self._decoder.output_head(self._dtype)
         if name == plan.head.bias:
-            found = self._decoder.embedding_facts().bias
-            assert found is not None, "the head has a bias"
-            return found
+            bias = self._decoder.embedding_facts().bias
+            assert bias is not None, "the head has a bias"
+            return bias
         if name not in self._parts:
             self._unpack(*self._owners[name])
         return self._parts[name]
@@ -195,24 +193,16 @@ class UnpackedWeights(Weights):
 
     def _unpack(self, layer: int, product: str, linears: Sequence[LinearBlueprint], in_turns: bool) -> None:
         weight, bias = self._decoder.product_weight(layer, product, self._dtype)
-        if in_turns and len(linears) == 2:
-            # blocks of two products alternate
-            weights = weight.view(-1, 2, LANES, weight.shape[1]).transpose(0, 1).reshape(2, -1, weight.shape[1])
-            biases = None if bias is None else bias.view(-1, 2, LANES).transpose(0, 1).reshape(2, -1)
-            pieces = [(weights[half], None if biases is None else biases[half]) for half in (0, 1)]
-        elif in_turns:
-            blocks = weight.view(-1, 2, LANES, weight.shape[1]).transpose(0, 1)
-            whole = None if bias is None else bias.view(-1, 2, LANES).transpose(0, 1).flatten()
-            pieces = [(blocks.reshape(-1, weight.shape[1]), whole)]
-        else:
-            sizes = [linear.outputs for linear in linears]
-            parts = [None] * len(sizes) if bias is None else bias[: sum(sizes)].split(sizes)
-            pieces = list(zip(weight.split(sizes), parts, strict=True))
-        for linear, (own, own_bias) in zip(linears, pieces, strict=True):
-            self._parts[linear.weight] = own.contiguous()
+        if in_turns:  # blocks of gate and up alternate
+            weight = weight.view(-1, 2, LANES, weight.shape[1]).transpose(0, 1).reshape(-1, weight.shape[1])
+            bias = None if bias is None else bias.view(-1, 2, LANES).transpose(0, 1).flatten()
+        sizes = [linear.outputs for linear in linears]
+        biases = [None] * len(sizes) if bias is None else bias[: sum(sizes)].split(sizes)
+        for linear, part, part_bias in zip(linears, weight.split(sizes), biases, strict=True):
+            self._parts[linear.weight] = part.contiguous()
             if linear.bias is not None:
-                assert own_bias is not None, "the product has biases"
-                self._parts[linear.bias] = own_bias.contiguous()
+                assert part_bias is not None, "the product has biases"
+                self._parts[linear.bias] = part_bias.contiguous()
 
 
 def products_of_rows(
@@ -233,15 +223,7 @@ def products_of_rows(
         yield f"down.{experts.count}", (experts.shared_down,), False
 
 
-NORMS = (
-    "attention_norm",
-    "embedding_norm",
-    "attention_post_norm",
-    "mlp_norm",
-    "mlp_post_norm",
-    "query_norm",
-    "key_norm",
-)
+NORMS = tuple(entry[0] for entry in CLayer._fields_ if entry[0].endswith("_norm") and entry[0] != "source_norm")
 
 
 @final

@@ -36,7 +36,7 @@ def packed_experts(
         first.append(pack(plan.shared_gate_up, in_turns=True, release=False))
         last.append(pack([plan.shared_down], release=False))
     gate_up, down = (CLinear * len(first))(*first), (CLinear * len(last))(*last)
-    found = CExperts(
+    experts = CExperts(
         router=router,
         gate_up=ctypes.addressof(gate_up),
         down=ctypes.addressof(down),
@@ -46,7 +46,7 @@ def packed_experts(
         shared=plan.shared_down is not None,
         has_shared_gate=plan.shared_gate is not None,
     )
-    return found, (gate_up, down)
+    return experts, (gate_up, down)
 
 
 class PackedSource(Protocol):
@@ -124,10 +124,10 @@ class PackedWeights:
         size = bytes_needed(blueprint, library, weights, kind=kind, page=PAGE)
         self.arena = huge_pages(size) if arena is None else arena  # memory of all products
         self.layer_ends: list[int] = []  # for each layer, the byte of the arena at which its products end
-        self._used = 0
+        self.used_bytes = 0
         self._after_layer = after_layer
         with torch.inference_mode(), ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            self._packer = Packer(library, weights, blueprint, self._room, self._keep, pool)
+            self._packer = Packer(library, weights, self._dtype, blueprint.head_dim, self._room, self._keep, pool)
             self.layers = (CLayer * len(blueprint.layers))(*map(self._layer, blueprint.layers))
             self.biases = [
                 self._keep(self._rounded(bias.weight)[torch.tensor(bias.buckets)].t().contiguous())
@@ -141,14 +141,10 @@ class PackedWeights:
         return sum(tensor.numel() * tensor.element_size() for tensor in self._kept)
 
     @property
-    def used_bytes(self) -> int:
-        return self._used
-
-    @property
     def beside(self) -> list[Tensor]:
         """Weights outside the arena: norms, scales, sums, biases and a separate embedding."""
         start = self.arena.data_ptr()
-        end = self.arena.data_ptr() + self.arena.numel()
+        end = start + self.arena.numel()
         return [tensor for tensor in (*self._kept, *self._lent) if not start <= tensor.data_ptr() < end]
 
     def at(self, place: int | None) -> Tensor | None:
@@ -167,16 +163,25 @@ class PackedWeights:
         # a tied embedding is read from the packed head if that keeps its bits, or groups have a lookup of their own
         tied = plan.is_tied and (self._is_grouped or self._format == FORMATS[plan.dtype])
         packs_lookup = self._is_grouped and not plan.is_tied and not self._weights.lends(plan.embedding)
-        own = None
+        embedding = None
         lookup = CLinear()
         first = 0 if share is None else share.vocab.start
         if not (tied or packs_lookup):  # after the layers, whose weights are released by then
-            own = self._embedding(plan)
+            embedding = self._embedding(plan)
         if packs_lookup:
             lookup = self._linear([lookup_of(plan)], is_head=True, first_output=first)
         head = self._linear([plan.head], is_head=True, first_output=first)
         if self._is_grouped and plan.is_tied:
             lookup = head
+        projection: dict[str, Any] = {}
+        if plan.projection is not None:
+            projection["projection"] = self._linear([plan.projection.linear], kind=FORMATS[plan.dtype])
+            if norms := [self._norm_weight(name) for name in plan.projection.norms]:
+                projection["feature_norm"] = self._keep(torch.cat(norms)).data_ptr()
+                projection["feature_part"] = len(norms[0])
+        positions = None
+        if plan.positions is not None:
+            positions = self._keep(self._small(plan.positions)[plan.position_offset :].clone()).data_ptr()
         return CDecoder(
             hidden=plan.hidden,
             heads=plan.heads,
@@ -194,7 +199,7 @@ class PackedWeights:
             norm_offset=plan.norm_offset,
             residual_scale=plan.residual_scale,
             logit_scale=plan.logit_scale,
-            embedding=address(own),
+            embedding=address(embedding),
             final_norm=self._norm(plan.final_norm),
             layers=self.layers,
             head=head,
@@ -209,29 +214,12 @@ class PackedWeights:
             logit_cap=plan.logit_cap or 0.0,
             gate_limit=plan.gate_limit,
             gate_slope=plan.gate_slope,
-            positions=self._positions(),
+            positions=positions,
             unplaced=NO_TOKEN if plan.unplaced is None else plan.unplaced,
             start_norm=self._norm(plan.start_norm),
             is_start_norm_first=plan.is_start_norm_first,
-            **self._projection(),
+            **projection,
         )
-
-    def _positions(self) -> int | None:
-        plan = self._blueprint
-        if plan.positions is None:
-            return None
-        return self._keep(self._small(plan.positions)[plan.position_offset :].clone()).data_ptr()
-
-    def _projection(self) -> dict[str, Any]:
-        plan = self._blueprint.projection
-        if plan is None:
-            return {}
-        found: dict[str, Any] = {"projection": self._linear([plan.linear], kind=FORMATS[self._blueprint.dtype])}
-        if plan.norms:
-            norms = [self._norm_weight(name) for name in plan.norms]
-            found["feature_norm"] = self._keep(torch.cat(norms)).data_ptr()
-            found["feature_part"] = len(norms[0])
-        return found
 
     def _layer(self, layer: LayerBlueprint) -> CLayer:
         hidden, mlp = (0, 0) if self._share is None else (self._share.hidden.start, self._share.mlp.start)
@@ -249,10 +237,14 @@ class PackedWeights:
             rope=NO_ROPE if layer.rope is None else layer.rope,
             is_normed_residual=layer.is_normed_residual,
             scaling=layer.scaling,
-            **self._source(layer),
             score_cap=layer.score_cap or 0.0,
             sinks=None if layer.sinks is None else self._keep(self._small(layer.sinks)).data_ptr(),
         )
+        if layer.source is not None:
+            packed.source_norm = self._norm(layer.source.norm)
+            packed.source_query = self._linear([layer.source.query])
+            packed.source_output = self._linear([layer.source.output])
+            packed.source_scaling = layer.source.scaling
         if layer.experts is not None:
             experts, arrays = packed_experts(layer.experts, self._linear, FORMATS[self._blueprint.dtype])
             self._structures += [experts, *arrays]
@@ -264,31 +256,20 @@ class PackedWeights:
         else:
             packed.gate_up = self._linear(layer.gate_up, in_turns=self._blueprint.is_gated, first_output=mlp)
             packed.down = self._linear([layer.down], first_output=hidden)
-        self.layer_ends.append(self._used)
+        self.layer_ends.append(self.used_bytes)
         if self._after_layer is not None:
-            self._after_layer(self._used)
+            self._after_layer(self.used_bytes)
         return packed
-
-    def _source(self, layer: LayerBlueprint) -> dict[str, Any]:
-        plan = layer.source
-        if plan is None:
-            return {}
-        return {
-            "source_norm": self._norm(plan.norm),
-            "source_query": self._linear([plan.query]),
-            "source_output": self._linear([plan.output]),
-            "source_scaling": plan.scaling,
-        }
 
     def _embedding(self, plan: Blueprint) -> Tensor:
         weight, is_lent = self._weights.get(plan.embedding), self._weights.lends(plan.embedding)
         if is_lent and weight.dtype == self._dtype and weight.is_contiguous():
             self._lent.append(weight)
             return weight
-        own = self._keep(weight.to(self._dtype, copy=True).contiguous())
+        copy = self._keep(weight.to(self._dtype, copy=True).contiguous())
         if not plan.is_tied:
             self._weights.release(plan.embedding)
-        return own
+        return copy
 
     def _keep(self, tensor: Tensor) -> Tensor:
         self._kept.append(tensor)
@@ -327,8 +308,8 @@ class PackedWeights:
         return packed
 
     def _room(self, num_bytes: int) -> Tensor:
-        start = self._used
-        self._used += -(-num_bytes // PAGE) * PAGE
+        start = self.used_bytes
+        self.used_bytes += -(-num_bytes // PAGE) * PAGE
         return self.arena[start : start + num_bytes]
 
 

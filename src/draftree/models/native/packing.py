@@ -37,31 +37,19 @@ def arranged(parameter: Tensor, linear: LinearBlueprint, *, head_dim: int) -> Te
     pairs that rotate together the first number of each, then the second of each.
     """
     is_weight = parameter.dim() > (1 if linear.expert is None else 2)
-    found = parameter if linear.expert is None else parameter[linear.expert]
+    rows = parameter if linear.expert is None else parameter[linear.expert]
     if linear.is_transposed and is_weight:
-        found = found.t()
+        rows = rows.t()
     if linear.is_interleaved:
-        found = torch.cat([found[::2], found[1::2]])
+        rows = torch.cat([rows[::2], rows[1::2]])
     if linear.groups:
-        heads = found.unflatten(0, (linear.groups, -1, head_dim))
-        found = torch.cat([part.flatten(0, 2) for part in (heads[:, :-2], heads[:, -2:-1], heads[:, -1:])])
+        heads = rows.unflatten(0, (linear.groups, -1, head_dim))
+        rows = torch.cat([part.flatten(0, 2) for part in (heads[:, :-2], heads[:, -2:-1], heads[:, -1:])])
     if linear.pairs:
-        heads = found.unflatten(0, (-1, head_dim))
+        heads = rows.unflatten(0, (-1, head_dim))
         turned, rest = heads[:, : linear.pairs], heads[:, linear.pairs :]
-        found = torch.cat([turned[:, ::2], turned[:, 1::2], rest], dim=1).flatten(0, 1)
-    return found
-
-
-def pieces_of(weights: Sequence[Tensor], *, in_turns: bool) -> list[tuple[Tensor, int]]:
-    """Return parts of weights for packing tasks, each with its first block."""
-    step, first = (2, 0) if in_turns else (1, 0)
-    pieces: list[tuple[Tensor, int]] = []
-    for index, weight in enumerate(weights):
-        place = index if in_turns else first
-        rows = weight.split(PACK_ROWS)
-        pieces += [(part, place + step * number * (PACK_ROWS // LANES)) for number, part in enumerate(rows)]
-        first += weight.shape[0] // LANES
-    return pieces
+        rows = torch.cat([turned[:, ::2], turned[:, 1::2], rest], dim=1).flatten(0, 1)
+    return rows
 
 
 def bytes_needed(plan: Blueprint, library: Library, weights: Weights, *, kind: int, page: int) -> int:
@@ -73,13 +61,14 @@ def bytes_needed(plan: Blueprint, library: Library, weights: Weights, *, kind: i
     kind_of = functools.cache(weights.block_kind)
     parts = [(part, LAYER_KIND) for layer in plan.layers for part in layer.products]
     parts.append((plan.head, HEAD_KIND))
-    if kind != FORMATS["grouped"]:
-        sizes = [size(part, library.block_bytes(part.inputs, kind)) for part, _ in parts]
-    else:
+    if kind == FORMATS["grouped"]:
         parts += [] if plan.is_tied else [(lookup_of(plan), HEAD_KIND)]
-        sizes = [
-            size(part, library.groups.block_bytes(part.inputs, kind_of(part.weight) or own)) for part, own in parts
+        block_bytes = [
+            library.groups.block_bytes(part.inputs, kind_of(part.weight) or default) for part, default in parts
         ]
+    else:
+        block_bytes = [library.block_bytes(part.inputs, kind) for part, _ in parts]
+    sizes = [size(part, num_bytes) for (part, _), num_bytes in zip(parts, block_bytes, strict=True)]
     unquantized = [part for layer in plan.layers if layer.experts is not None for part in layer.experts.unquantized]
     unquantized += [] if plan.projection is None else [plan.projection.linear]
     return sum(sizes) + sum(size(part, library.block_bytes(part.inputs, FORMATS[plan.dtype])) for part in unquantized)
@@ -91,7 +80,8 @@ class Packer:
 
     library: Library
     weights: Weights
-    plan: Blueprint  # architecture of the decoder, to whose dtype weights without blocks are rounded first
+    dtype: torch.dtype  # to which weights without blocks are rounded first
+    head_dim: int
     room: Callable[[int], Tensor]  # returns memory for a product of this size in bytes
     keep: Callable[[Tensor], Tensor]  # keeps a tensor as long as the decoder
     pool: Executor  # runs packing tasks
@@ -122,19 +112,20 @@ class Packer:
         if is_one:
             weights, outputs = [torch.cat(weights)], blocks * LANES
         step = 2 if in_turns else 1
+        pieces: list[tuple[Tensor, int]] = []  # parts of the weights, and the first block of each
+        first = 0
+        for index, weight in enumerate(weights):
+            start = index if in_turns else first
+            rows = weight.split(PACK_ROWS)
+            pieces += [(part, start + step * number * (PACK_ROWS // LANES)) for number, part in enumerate(rows)]
+            first += weight.shape[0] // LANES
         pack = partial(self.library.pack, packed=packed, kind=kind, step=step, scales=scales, sums=sums)
-        pieces = pieces_of(weights, in_turns=in_turns)
         list(self.pool.map(lambda piece: pack(piece[0].to(self.dtype), first=piece[1]), pieces))
         beside = (address(scales), address(sums), address(bias), None)
         return CLinear(packed.data_ptr(), *beside, inputs, outputs, kind, first_output)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        found: torch.dtype = getattr(torch, self.plan.dtype)
-        return found
-
     def _arranged(self, name: str, linear: LinearBlueprint) -> Tensor:
-        return arranged(self.weights.get(name), linear, head_dim=self.plan.head_dim)
+        return arranged(self.weights.get(name), linear, head_dim=self.head_dim)
 
     def _bias(self, linears: Sequence[LinearBlueprint], outputs: Sequence[int], *, in_turns: bool) -> Tensor | None:
         """Return the biases of layers that are packed together, float32; None if there are none."""
@@ -164,8 +155,8 @@ class Packer:
         owners = [owner for owner, count in enumerate(blocks) for _ in range(count)]  # source of each block
         if in_turns:
             owners = [*range(len(blocks))] * blocks[0]
-        own = HEAD_KIND if is_head else LAYER_KIND
-        kinds = [source.kind if isinstance(source, RowBlocks) else own for source in sources]
+        kind = HEAD_KIND if is_head else LAYER_KIND  # of weights that are quantized here
+        kinds = [source.kind if isinstance(source, RowBlocks) else kind for source in sources]
         sizes = [groups.block_bytes(inputs, kinds[owner]) for owner in owners]
         table = self.keep(table_of([kinds[owner] for owner in owners], sizes))
         packed = self.keep(self.room(sum(sizes)))
@@ -219,5 +210,5 @@ def unpack(packed: Tensor, kind: int, *, inputs: int, outputs: int, scales: Tens
     else:
         groups, size = UNITS[kind]
         rows = numbers.reshape(blocks, -1, groups, LANES, size).permute(0, 3, 1, 2, 4)
-    found = rows.reshape(blocks * LANES, -1)[:outputs, :inputs]
-    return found.contiguous() if scales is None else found.float() * scales[:outputs, None]
+    weight = rows.reshape(blocks * LANES, -1)[:outputs, :inputs]
+    return weight.contiguous() if scales is None else weight.float() * scales[:outputs, None]
