@@ -109,7 +109,7 @@ class PackedWeights:
         kind: int,
         share: Share | None = None,
         arena: Tensor | None = None,
-        after_layer: Callable[[int], None] | None = None,
+        after_layer: Callable[[int], object] | None = None,
     ) -> None:
         self._library = library
         self._share = share

@@ -22,7 +22,7 @@ from draftree.core.errors import ConfigurationError, ModelLoadError
 from draftree.core.host import BYTE_UNITS
 from draftree.models.kv.slots import KVMemory, LayerRange, RangeOutput
 from draftree.models.native.blueprint import Blueprint
-from draftree.models.native.decoder import NativeDecoder, Rows, SourceRows
+from draftree.models.native.decoder import NativeDecoder, Rows
 from draftree.models.native.library import LANES, Library, library
 from draftree.models.native.model import NativeModel
 from draftree.models.native.packed import huge_pages
@@ -33,13 +33,11 @@ from draftree.models.native.streaming.store import (
     LayerReader,
     WeightFile,
     WeightStore,
-    decoder_of,
     experts_of,
-    layer_of,
-    places_of,
+    field_values,
     products_of,
 )
-from draftree.models.native.structures import CLayer, CLinear
+from draftree.models.native.structures import CDecoder, CLayer, CLinear
 
 logger = logging.getLogger(__name__)
 
@@ -198,14 +196,17 @@ class StreamedWeights:
             self._resident = dict(zip(resident, buffers, strict=True))
             self._tail = tail.result()
         # those of its layers. Products of a streamed layer are valid inside `loaded` only
-        self.layers = (CLayer * len(store.layers))(*(layer_of(fields, self._address) for fields in store.layers))
+        self.layers = (CLayer * len(store.layers))(
+            *(CLayer(**field_values(CLayer, fields, self._address)) for fields in store.layers)
+        )
         self._experts = [experts_of(fields, self._address) for fields in store.layers]
         for layer, experts in zip(self.layers, self._experts, strict=True):
             layer.experts = None if experts is None else ctypes.addressof(experts)
-        self.decoder = decoder_of(store.decoder, self.layers, self._address)  # the structure of the model
+        self.decoder = CDecoder(layers=self.layers, **field_values(CDecoder, store.decoder, self._address))
+        # place of each product in its layer; until now, the address of a product is its place in the file
         self._relative = [
-            [place - extent.start for place in places_of(fields)]
-            for fields, extent in zip(store.layers, store.extents, strict=True)
+            [(product.weight or 0) - extent.start for product in products_of(layer)]
+            for layer, extent in zip(self.layers, store.extents, strict=True)
         ]
         for layer, buffer in self._resident.items():
             self._point(layer, buffer)
@@ -227,10 +228,14 @@ class StreamedWeights:
     @property
     def stats(self) -> StreamStats:
         placed = self.placement
-        of_pass = sum(self._store.extents[layer].size for layer in placed.streamed)
-        read = self.file.num_bytes - self._start_bytes
-        sizes = (self.num_bytes, self._store.num_bytes, of_pass, read)
-        return StreamStats(*sizes, len(placed.resident), len(placed.streamed))
+        return StreamStats(
+            memory=self.num_bytes,
+            file=self._store.num_bytes,
+            of_pass=sum(self._store.extents[layer].size for layer in placed.streamed),
+            read=self.file.num_bytes - self._start_bytes,
+            resident_layers=len(placed.resident),
+            streamed_layers=len(placed.streamed),
+        )
 
     @contextmanager
     def loaded(self, layer: int) -> Iterator[None]:
@@ -257,10 +262,7 @@ class StreamedWeights:
             assert self._embedding is not None, "the model has a separate embedding"
             kind = TYPES[plan.kv_format]
             return self._embedding[: plan.vocab * plan.hidden * kind.itemsize].view(kind).view(plan.vocab, plan.hidden)
-        found = next((tensor for tensor in self._store.small if tensor.data_ptr() == address), None)
-        if found is None:
-            raise LookupError("no tensor is kept in memory at this address")
-        return found
+        return next(tensor for tensor in self._store.small if tensor.data_ptr() == address)
 
     def product(self, layer: int, name: str) -> tuple[Tensor, Tensor | None]:
         """Return a copy of the packed blocks of a layer's product, and their scales; inside `loaded` only."""
@@ -304,16 +306,16 @@ class StreamedWeights:
         return torch.frombuffer(memory, dtype=torch.uint8)[extent.start : extent.start + extent.size]
 
     def _address(self, place: Mapping[str, int]) -> int:
-        """Return the address of what a field of the store points at; 0 for products, which are set later."""
+        """Return the address of what a field of the store points at; of a layer's product, its place in the file."""
         if "tensor" in place:
             return self._store.small[place["tensor"]].data_ptr()
         at = place["at"]
         if at < self._store.tail.start:
-            return 0
+            return at
         embedding = self._store.embedding
         if self._embedding is not None and embedding is not None and at == embedding.start:
-            return int(self._embedding.data_ptr())
-        return int(self._tail.data_ptr()) + at - self._store.tail.start
+            return self._embedding.data_ptr()
+        return self._tail.data_ptr() + at - self._store.tail.start
 
     def _point(self, layer: int, buffer: Tensor) -> None:
         first = buffer.data_ptr()
@@ -343,31 +345,38 @@ class StreamedDecoder(NativeDecoder):
         *,
         layer_range: LayerRange,
         features: Tensor | None = None,
-        rope_positions: Sequence[int] | None = None,
-        sources: SourceRows | None = None,
+        **options: Any,
     ) -> RangeOutput:
-        assert sources is None, "weights of encoder-decoder models stay in memory"
         hidden, captured = layer_range.hidden, list[Tensor]()
+        ascending = sorted(layer_range.capture)
         for layer in range(layer_range.first, layer_range.end):
             is_last = layer + 1 == layer_range.end
-            part = _layer_of(layer_range, layer, hidden, is_last=is_last)
+            part = replace(
+                layer_range,
+                first=layer,
+                end=layer + 1,
+                hidden=hidden,
+                keeps_hidden=layer_range.keeps_hidden or not is_last,
+                # the output of the last layer is captured with it
+                capture=tuple(at for at in ascending if at == layer or (is_last and at == layer + 1)),
+            )
+            is_first = layer == layer_range.first
             with self._streamed.loaded(layer):
                 output = super().run(
                     memory,
                     rows,
                     logit_rows if is_last else (),
                     layer_range=part,
-                    features=features if layer == layer_range.first else None,
-                    rope_positions=rope_positions,
+                    features=features if is_first else None,
+                    **options,
                 )
             hidden = None if output.hidden is None else output.hidden.contiguous()
             if output.captured is not None:
                 captured.append(output.captured)
-        return RangeOutput(
-            output.logits,
-            hidden if layer_range.keeps_hidden else None,
-            _in_order(layer_range, captured) if layer_range.capture else None,
-        )
+        in_order = None
+        if captured:
+            in_order = torch.cat(captured, dim=1)[:, [ascending.index(layer) for layer in layer_range.capture]]
+        return RangeOutput(output.logits, hidden if layer_range.keeps_hidden else None, in_order)
 
     def product_weight(self, layer: int, name: str, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor | None]:
         """Return weight and bias of a layer's product; a streamed layer is read once for all of its products."""
@@ -406,26 +415,6 @@ class ResidentDecoder(NativeDecoder):
 def resident_model(blueprint: Blueprint, store: WeightStore, *, quantization: str | None) -> NativeModel:
     decoder = ResidentDecoder(blueprint, StreamedWeights(library(), store, None), quantization=quantization)
     return NativeModel(blueprint, decoder, quantization=quantization)
-
-
-def _layer_of(whole: LayerRange, layer: int, hidden: Tensor | None, *, is_last: bool) -> LayerRange:
-    """Return the range of one layer of a pass; the output of the last layer is captured with it."""
-    wanted = [at for at in sorted(whole.capture) if at == layer or (is_last and at == layer + 1)]
-    return replace(
-        whole,
-        first=layer,
-        end=layer + 1,
-        hidden=hidden,
-        keeps_hidden=whole.keeps_hidden or not is_last,
-        capture=tuple(wanted),
-    )
-
-
-def _in_order(whole: LayerRange, captured: Sequence[Tensor]) -> Tensor:
-    """Return captured states in the order of the request; they were captured by ascending layers."""
-    ascending = sorted(whole.capture)
-    joined = torch.cat(list(captured), dim=1)
-    return joined[:, [ascending.index(layer) for layer in whole.capture]]
 
 
 @final

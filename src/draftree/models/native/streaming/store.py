@@ -7,7 +7,6 @@ import ctypes
 import dataclasses
 import mmap
 import os
-import shutil
 import tempfile
 import threading
 import zlib
@@ -33,6 +32,7 @@ from draftree.models.native.weights import Weights
 PRODUCTS = ("qkv", "output", "gate_up", "down")
 EXPERT_PRODUCTS = ("gate_up", "down")
 SET_BY_PASSES = ("keys", "values")  # pointers of a layer that every memory of slots sets
+AddressOf = Callable[[Mapping[str, int]], int]
 
 
 def layout() -> dict[str, list[str]]:
@@ -43,45 +43,34 @@ def layout() -> dict[str, list[str]]:
 
 def exported(structure: ctypes.Structure, place_of: Callable[[int], Mapping[str, int]]) -> dict[str, Any]:
     """Return the fields of a structure; `place_of` describes what an address points at."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, kind in ((entry[0], entry[1]) for entry in structure._fields_):
         value = getattr(structure, name)
-        if name in SET_BY_PASSES or name == "layers":
+        if name in (*SET_BY_PASSES, "layers"):
             continue
         if isinstance(value, ctypes.Structure):
-            found[name] = exported(value, place_of)
-        elif name == "experts":
-            found[name] = None if value is None else exported(CExperts.from_address(value), place_of)
+            value = exported(value, place_of)
         elif isinstance(structure, CExperts) and name in EXPERT_PRODUCTS:
-            found[name] = [exported(linear, place_of) for linear in expert_products(structure, name)]
-        elif kind is ctypes.c_void_p:
-            found[name] = None if value is None else place_of(value)
-        else:
-            found[name] = value
-    return found
+            value = [exported(linear, place_of) for linear in expert_products(structure, name)]
+        elif value is not None and name == "experts":
+            value = exported(CExperts.from_address(value), place_of)
+        elif value is not None and kind is ctypes.c_void_p:
+            value = place_of(value)
+        fields[name] = value
+    return fields
 
 
-def decoder_of(fields: Mapping[str, Any], layers: Any, address_of: Callable[[Mapping[str, int]], int]) -> CDecoder:
-    return CDecoder(layers=layers, **_values(CDecoder, fields, address_of))
-
-
-def layer_of(fields: Mapping[str, Any], address_of: Callable[[Mapping[str, int]], int]) -> CLayer:
-    return CLayer(**_values(CLayer, fields, address_of))
-
-
-def experts_of(fields: Mapping[str, Any], address_of: Callable[[Mapping[str, int]], int]) -> CExperts | None:
+def experts_of(fields: Mapping[str, Any], address_of: AddressOf) -> CExperts | None:
     """Return the structure of a layer's experts, which keeps its arrays; None if the layer has none."""
-    own = fields["experts"]
-    if own is None:
+    if fields["experts"] is None:
         return None
-    found = CExperts(**_values(CExperts, own, address_of))
-    arrays = []
+    experts = CExperts(**field_values(CExperts, fields["experts"], address_of))
+    experts.arrays = []
     for name in EXPERT_PRODUCTS:
-        linears = [CLinear(**_values(CLinear, each, address_of)) for each in own[name]]
-        arrays.append((CLinear * len(linears))(*linears))
-        setattr(found, name, ctypes.addressof(arrays[-1]))
-    found.arrays = arrays
-    return found
+        linears = [CLinear(**field_values(CLinear, each, address_of)) for each in fields["experts"][name]]
+        experts.arrays.append((CLinear * len(linears))(*linears))
+        setattr(experts, name, ctypes.addressof(experts.arrays[-1]))
+    return experts
 
 
 def products_of(layer: CLayer) -> list[CLinear]:
@@ -93,31 +82,18 @@ def products_of(layer: CLayer) -> list[CLinear]:
     return [layer.qkv, layer.output, experts.router, *each]
 
 
-def places_of(fields: Mapping[str, Any]) -> list[int]:
-    """Return the places in the file of the products of a layer, in the order of `products_of`."""
-    experts = fields["experts"]
-    if experts is None:
-        parts = [fields[name] for name in PRODUCTS]
-    else:
-        each = [linear for name in EXPERT_PRODUCTS for linear in experts[name]]
-        parts = [fields["qkv"], fields["output"], experts["router"], *each]
-    return [part["weight"]["at"] for part in parts]
-
-
-def _values(
-    structure: type[ctypes.Structure], fields: Mapping[str, Any], address_of: Callable[[Mapping[str, int]], int]
-) -> dict[str, Any]:
+def field_values(structure: type[ctypes.Structure], fields: Mapping[str, Any], address_of: AddressOf) -> dict[str, Any]:
+    """Return the arguments of a structure from its exported fields, without layers, experts and their products."""
     values: dict[str, Any] = {}
     for name, kind in ((entry[0], entry[1]) for entry in structure._fields_):
         if name in (*SET_BY_PASSES, "layers", "experts") or (structure is CExperts and name in EXPERT_PRODUCTS):
             continue
         value = fields[name]
         if kind is CLinear:
-            values[name] = CLinear(**_values(CLinear, value, address_of))
-        elif kind is ctypes.c_void_p:
-            values[name] = None if value is None else address_of(value)
-        else:
-            values[name] = value
+            value = CLinear(**field_values(CLinear, value, address_of))
+        elif kind is ctypes.c_void_p and value is not None:
+            value = address_of(value)
+        values[name] = value
     return values
 
 
@@ -141,17 +117,16 @@ class WeightFile:
         self._is_cached = is_cached
         self.num_bytes = 0  # bytes read so far
         self._verified: set[int] = set()
+        self._descriptor = -1
+        if not is_cached and hasattr(os, "O_DIRECT"):
+            with contextlib.suppress(OSError):  # some file systems have no direct reads
+                self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        self.is_direct = self._descriptor >= 0
         try:
-            self._descriptor, self.is_direct = self._opened()
+            if not self.is_direct:
+                self._descriptor = os.open(path, os.O_RDONLY)
         except OSError as error:
             raise ModelLoadError(f"'{path}' cannot be opened: {error.strerror}") from error
-
-    def _opened(self) -> tuple[int, bool]:
-        direct = getattr(os, "O_DIRECT", 0)
-        if direct and not self._is_cached:
-            with contextlib.suppress(OSError):  # some file systems have no direct reads
-                return os.open(self.path, os.O_RDONLY | direct), True
-        return os.open(self.path, os.O_RDONLY), False
 
     def read(self, extent: Extent, buffer: Tensor) -> None:
         """Read a layer into the beginning of a buffer, and compare its checksum the first time."""
@@ -212,7 +187,9 @@ class LayerReader:
         with self._changed:
             if self._is_closed:
                 raise RuntimeError("the weights of this model were closed")
-            self._start()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._read_ahead, name="draftree-weights", daemon=True)
+                self._thread.start()
             if index not in self._ready and index not in (self._reading, self._next):
                 self._free.extend(self._ready.values())
                 self._ready.clear()
@@ -237,11 +214,6 @@ class LayerReader:
         if self._thread is not None:
             self._thread.join()
         self._file.close()
-
-    def _start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._read_ahead, name="draftree-weights", daemon=True)
-            self._thread.start()
 
     def _read_ahead(self) -> None:
         while True:
@@ -307,15 +279,15 @@ def write_store(
             os.posix_fallocate(file.fileno(), 0, size)  # a full disk raises here, not as a fault in mapped memory
             with _Mapped(mmap.mmap(file.fileno(), size)) as mapped:
                 packed = PackedWeights(
-                    library, blueprint, weights, kind=kind, arena=mapped.bytes, after_layer=mapped.end_layer
+                    library, blueprint, weights, kind=kind, arena=mapped.bytes, after_layer=mapped.end
                 )
-                description, small = _described(packed, [*mapped.extents, mapped.end(packed.used_bytes)], mapped.append)
+                mapped.end(packed.used_bytes)
+                description, small = _described(packed, mapped.extents.copy(), mapped.append)
                 small = [tensor.clone() for tensor in small]
                 del packed
             file.truncate(mapped.used_bytes)
             os.fsync(file.fileno())
-        _save_small(small, folder)
-        _write(folder, description)
+        _write(folder, description, small)
     except OSError as error:
         raise ModelLoadError(f"packed weights cannot be written to '{folder}': {error.strerror}") from error
     return open_store(folder)
@@ -335,8 +307,7 @@ def save_store(folder: Path, packed: PackedWeights, facts: Mapping[str, Any]) ->
         ends = (*packed.layer_ends, packed.used_bytes)
         extents = [append(content[start:end], end - start) for start, end in pairwise((0, *ends))]
         description, small = _described(packed, extents, append)
-    _save_small(small, folder)
-    _write(folder, {**description, "facts": facts})
+    _write(folder, {**description, "facts": facts}, small)
 
 
 def _described(
@@ -371,15 +342,8 @@ def _described(
     return description, small
 
 
-def _save_small(tensors: Sequence[Tensor], folder: Path) -> None:
-    from safetensors.torch import save_file
-
-    save_file({str(number): tensor for number, tensor in enumerate(tensors)}, folder / SMALL)
-
-
 def add_facts(store: WeightStore, facts: Mapping[str, Any]) -> WeightStore:
-    description = read_json(store.folder / DESCRIPTION)
-    _write(store.folder, description | {"facts": facts})
+    _write(store.folder, read_json(store.folder / DESCRIPTION) | {"facts": facts})
     return dataclasses.replace(store, facts=facts)
 
 
@@ -427,11 +391,11 @@ def publish(work: Path, place: Path) -> None:
         work.rename(place)
 
 
-def remove(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+def _write(folder: Path, description: Mapping[str, Any], small: Sequence[Tensor] = ()) -> None:
+    from safetensors.torch import save_file
 
-
-def _write(folder: Path, description: Mapping[str, Any]) -> None:
+    if small:
+        save_file({str(number): tensor for number, tensor in enumerate(small)}, folder / SMALL)
     write_json(folder / DESCRIPTION, {"format": FORMAT, "layout": layout(), **description})
 
 
@@ -451,12 +415,8 @@ class _Mapped:
         self._memory.flush()
         del self.bytes  # the mapping itself is closed with its last view
 
-    def end_layer(self, used: int) -> None:
-        """Note a layer that ends at this byte, write its pages and release them."""
-        self.extents.append(self.end(used))
-
     def end(self, used: int) -> Extent:
-        """Return the place of what ends at this byte, write its pages and release them."""
+        """Return the place of what ends at this byte, after its pages were written and released."""
         start, self.used_bytes = self.used_bytes, used
         size = used - start
         with memoryview(self._memory) as view:
@@ -464,7 +424,8 @@ class _Mapped:
         self._memory.flush(start, size)
         if hasattr(mmap, "MADV_DONTNEED"):
             self._memory.madvise(mmap.MADV_DONTNEED, start, size)
-        return Extent(start, size, checksum)
+        self.extents.append(Extent(start, size, checksum))
+        return self.extents[-1]
 
     def append(self, raw: memoryview, size: int) -> Extent:
         """Copy bytes to the end of the file, filled up to a size."""
