@@ -75,8 +75,7 @@ def reference_logits(model: Any) -> ReferenceLogits:
 def branch_logits(ids: tuple[int, ...], score: Callable[[Tensor], Tensor]) -> ReferenceLogits:
     """Return the reference of a function from tokens, shape (1, length), to logits, shape (1, length, vocab)."""
     logits: dict[tuple[int, ...], Tensor] = {}
-    branch: tuple[int, ...]
-    for branch in BRANCHES:
+    for branch in map(tuple, BRANCHES):
         tokens = torch.tensor([[*ids[:PREFIX_LENGTH], *(ids[PREFIX_LENGTH + node] for node in branch)]])
         rows = score(tokens)[0, PREFIX_LENGTH - 1 :]
         logits[branch] = rows if rows.dtype == torch.float64 else rows.float()
@@ -98,7 +97,10 @@ def check(
     compares by `rounds_alike`.
     """
     slot = model.open_probe()
-    chain_error = _chain_error(model, slot, reference) / reference.spread
+    branch = BRANCHES[0]
+    first = _prefilled(model, slot, reference.prefix)
+    rest = _chain(model, slot, [reference.nodes[node] for node in branch])
+    chain_error = float((torch.cat([first, rest]) - reference.logits[branch]).abs().max()) / reference.spread
     tree_error, is_exact = float("inf"), False
     if model.supports_trees:
         scores = model.run(Pass([Extend(slot, reference.nodes, TREE_PARENTS)])).logits.tensor()
@@ -125,8 +127,8 @@ def partial_error(model: LanguageModel) -> float:
     slot = _filled(model, prefix)
     whole = model.run(Pass([Extend(slot, nodes, parents)])).logits.tensor()
     model.commit(slot, ())
-    own = [partial.index(parents[n]) if parents[n] in partial else -1 for n in partial]
-    model.run(Pass([Extend(slot, [nodes[n] for n in partial], own)], LayerSubset(end=model.num_layers // 2)))
+    renumbered = [partial.index(parents[n]) if parents[n] in partial else -1 for n in partial]
+    model.run(Pass([Extend(slot, [nodes[n] for n in partial], renumbered)], LayerSubset(end=model.num_layers // 2)))
     resumed = model.run(Pass([Extend(slot, nodes, parents)])).logits.tensor()
     model.close(slot)
     return _comparable(float((whole - resumed).abs().max() / (whole.amax() - whole.amin())))
@@ -167,8 +169,7 @@ def exact_tokens(vocab: int) -> list[int]:
 
 def _read(model: LanguageModel, slot: Any, tokens: Sequence[int]) -> None:
     if tokens:
-        model.run(Pass([Extend(slot, tokens, range(-1, len(tokens) - 1), logits_at=[len(tokens) - 1])]))
-        model.commit(slot, range(len(tokens)))
+        _prefilled(model, slot, tokens)
 
 
 def _is_as_alone(model: LanguageModel, slot: Any, pieces: Any, *, job: Extend) -> bool:
@@ -199,11 +200,11 @@ def _beside_others(model: LanguageModel, job: Extend) -> Tensor:
     ids, length = exact_tokens(model.vocab_size), job.slot.length
     before, after = (model.fork(job.slot, length // share) for share in (8, 2))
     jobs = [Extend(before, ids[:5], range(-1, 4)), job, Extend(after, ids[:1], [-1])]
-    found = model.run(Pass(jobs)).of(1).tensor().clone()
+    rows = model.run(Pass(jobs)).of(1).tensor().clone()
     model.commit(job.slot, ())
     for other in (before, after):
         model.close(other)
-    return found
+    return rows
 
 
 def _chain(model: LanguageModel, slot: Any, tokens: Sequence[int]) -> Tensor:
@@ -229,19 +230,13 @@ def _comparable(error: float) -> float:
 
 def _filled(model: LanguageModel, prefix: Sequence[int]) -> Any:
     slot = model.open_probe()
-    model.run(Pass([Extend(slot, prefix, range(-1, len(prefix) - 1), logits_at=[len(prefix) - 1])]))
-    model.commit(slot, range(len(prefix)))
+    _prefilled(model, slot, prefix)
     return slot
 
 
-def _chain_error(model: LanguageModel, slot: Any, reference: ReferenceLogits) -> float:
-    """Return the error of a chain; the slot holds the prefix afterwards."""
-    branch = BRANCHES[0]
-    last = len(reference.prefix) - 1
-    first = model.run(Pass([Extend(slot, reference.prefix, range(-1, last), logits_at=[last])])).logits.tensor()
-    model.commit(slot, range(last + 1))
-    rest = model.run(
-        Pass([Extend(slot, [reference.nodes[n] for n in branch], range(-1, len(branch) - 1))])
-    ).logits.tensor()
-    model.commit(slot, ())
-    return float((torch.cat([first, rest]) - reference.logits[branch]).abs().max())
+def _prefilled(model: LanguageModel, slot: Any, tokens: Sequence[int]) -> Tensor:
+    """Commit tokens to a slot, and return the logits after the last one, shape (1, vocab)."""
+    last = len(tokens) - 1
+    row = model.run(Pass([Extend(slot, tokens, range(-1, last), logits_at=[last])])).logits.tensor().clone()
+    model.commit(slot, range(len(tokens)))
+    return row

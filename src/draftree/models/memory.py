@@ -47,9 +47,8 @@ def free_memory(device: torch.device) -> int | None:
     """Return the bytes that this process can still allocate on a device; None if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    available = _available()
-    limits = [left for left in (_left_of_group(*names) for names in GROUPS) if left is not None]
-    return min([*limits, *([] if available is None else [available])], default=None)
+    known = [_available(), *(_left_of_group(*names) for names in GROUPS)]
+    return min((size for size in known if size is not None), default=None)
 
 
 GROUPS = (

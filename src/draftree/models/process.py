@@ -6,6 +6,7 @@ in the same order, so its slots have the same ids.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
 from collections.abc import Mapping, Sequence
@@ -113,9 +114,8 @@ class ProcessModel(LanguageModel):
         return opened
 
     def _opened(self, number: int, length: int = 0) -> CountedSlot:
-        own = self._ids.take()
-        assert own == number, "both processes open slots in the same order"
-        return CountedSlot(own, length)
+        assert self._ids.take() == number, "both processes open slots in the same order"
+        return CountedSlot(number, length)
 
     def _asked(self, *request: Any) -> Any:
         try:
@@ -142,7 +142,7 @@ def _counted(slot: Slot) -> CountedSlot:
 def serve_model(connection: Connection, model: LanguageModel) -> None:
     """Answer the requests of a `ProcessModel` until its side is closed."""
     slots: dict[int, Slot] = {}
-    try:
+    with contextlib.suppress(EOFError, OSError):
         connection.send({name: getattr(model, name) for name in FACTS} | {"weights": model.footprint.weights})
         while True:
             data = connection.recv_bytes()
@@ -151,8 +151,6 @@ def serve_model(connection: Connection, model: LanguageModel) -> None:
             except Exception as error:  # the other side decides; this process goes on
                 reply = ProcessEndedError(f"the process of the model failed: {type(error).__name__}: {error}")
             connection.send(reply)
-    except (EOFError, OSError):
-        return
 
 
 def _answered(request: Sequence[Any], model: LanguageModel, slots: dict[int, Slot]) -> Any:

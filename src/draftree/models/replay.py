@@ -86,25 +86,20 @@ class ReplaySlot(CountedSlot):
     def places(self, job: Extend) -> list[int | None]:
         """Return for each node its position in prompt and text; None for a node beside them."""
         text, start = self.text, len(self.text.prompt)
-        found: list[int | None] = []
+        places: list[int | None] = []
         for token, parent in zip(job.tokens, job.parents, strict=True):
-            before = self.length - 1 if parent < 0 else found[parent]
+            before = self.length - 1 if parent < 0 else places[parent]
             place = None if before is None else before + 1
-            if place is not None and place >= start:
-                is_right = place - start < len(text.tokens) and text.tokens[place - start] == token
-                place = place if is_right else None
-            found.append(place)
-        return found
+            if place is not None and place >= start and text.tokens[place - start : place - start + 1] != (token,):
+                place = None
+            places.append(place)
+        return places
 
     def picks(self, job: Extend, places: Sequence[int | None]) -> list[int]:
         """Return the text's next token at each requested row."""
         tokens, start = self.text.tokens, len(self.text.prompt)
-        found = []
-        for row in job.rows:
-            place = places[row]
-            is_known = place is not None and 0 <= place + 1 - start < len(tokens)
-            found.append(tokens[place + 1 - start] if place is not None and is_known else BESIDE)
-        return found
+        nexts = [None if (place := places[row]) is None else place + 1 - start for row in job.rows]
+        return [BESIDE if after is None or not 0 <= after < len(tokens) else tokens[after] for after in nexts]
 
     def states(self, places: Sequence[int | None], layers: Sequence[int]) -> Tensor:
         """Return recorded states at positions, zeros beside the text, shape (positions, layers, hidden)."""
@@ -113,12 +108,10 @@ class ReplaySlot(CountedSlot):
         if missing or text.hidden is None:
             raise UnsupportedModelError(f"hidden states of layers {missing} were not recorded")
         columns = [text.layers.index(layer) for layer in layers]
-        known = [0 if place is None or place >= len(text.hidden) else place for place in places]
-        found = text.hidden[known][:, columns]
-        for row, place in enumerate(places):
-            if place is None or place >= len(text.hidden):
-                found[row] = 0
-        return found
+        known = [None if place is None or place >= len(text.hidden) else place for place in places]
+        states = text.hidden[[place or 0 for place in known]][:, columns]
+        states[[place is None for place in known]] = 0
+        return states
 
 
 def replayed(slot: Slot) -> ReplaySlot:
@@ -187,14 +180,16 @@ class ReplayModel(LanguageModel):
         start = self._clock()
         if pass_.layers != ALL_LAYERS:
             self.require_part(pass_.layers)
-        slots = [replayed(job.slot) for job in pass_.jobs]
-        ways = [slot.places(job) for slot, job in zip(slots, pass_.jobs, strict=True)]
-        picks = [pick for slot, job, way in zip(slots, pass_.jobs, ways, strict=True) for pick in slot.picks(job, way)]
-        hidden = None
-        if pass_.capture:
-            hidden = torch.cat([slot.states(way, pass_.capture) for slot, way in zip(slots, ways, strict=True)])
-        for slot, job in zip(slots, pass_.jobs, strict=True):
+        picks: list[int] = []
+        states: list[Tensor] = []
+        for job in pass_.jobs:
+            slot = replayed(job.slot)
+            places = slot.places(job)
+            picks += slot.picks(job, places)
+            if pass_.capture:
+                states.append(slot.states(places, pass_.capture))
             slot.num_tentative += len(job.tokens)
+        hidden = torch.cat(states) if states else None
         self._clock.charge(start, self._costs.pass_seconds(sum(len(job.tokens) for job in pass_.jobs)))
         return PassResult.of_jobs(pass_.jobs, PickedRows(picks, self.vocab_size, self._charge_picks), hidden)
 

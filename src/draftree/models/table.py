@@ -57,6 +57,7 @@ class TableSlot(Slot):
         return self.prefix + [self.tokens[n] for n in path(self.parents, node)]
 
     def take(self, job: Extend) -> list[list[int]]:
+        """Append the nodes of a job, and return the tokens before and at each."""
         first = self.num_tentative
         self.tokens.extend(map(int, job.tokens))
         self.parents.extend(map(int, job.parents))
@@ -204,31 +205,21 @@ class TableLM(LanguageModel):
         row_of = self.logits
         if pass_.layers != ALL_LAYERS:
             self.require_part(pass_.layers)
-            assert self._partial is not None, "require_part has checked it"
             row_of, slots = self._partial_row, [self._partial_nodes(slot) for slot in slots]
         for job, slot in zip(pass_.jobs, slots, strict=True):
             self._check_job(job, slot)
         contexts = [slot.take(job) for job, slot in zip(pass_.jobs, slots, strict=True)]
         for slot in slots:
             slot.partial = None
-        return self._result(pass_, contexts, row_of)
-
-    def _result(
-        self, pass_: Pass, contexts: Sequence[Sequence[list[int]]], row_of: Callable[[Sequence[int]], Tensor]
-    ) -> PassResult:
-        rows: list[Tensor] = []
-        for job, own in zip(pass_.jobs, contexts, strict=True):
-            rows += [row_of(own[node]) for node in job.rows]
-        return PassResult.of_jobs(pass_.jobs, TensorLogits(self._stacked(rows)), self._features(pass_, contexts))
-
-    def _features(self, pass_: Pass, contexts: Sequence[Sequence[list[int]]]) -> Tensor | None:
-        if not pass_.capture:
-            return None
-        rows = self._stacked([self.logits(context) for own in contexts for context in own])
-        return torch.stack([rows + layer for layer in pass_.capture], dim=1)
+        logits = [row_of(nodes[row]) for job, nodes in zip(pass_.jobs, contexts, strict=True) for row in job.rows]
+        hidden = None
+        if pass_.capture:
+            rows = self._stacked([self.logits(context) for nodes in contexts for context in nodes])
+            hidden = torch.stack([rows + layer for layer in pass_.capture], dim=1)
+        return PassResult.of_jobs(pass_.jobs, TensorLogits(self._stacked(logits)), hidden)
 
     def _stacked(self, rows: Sequence[Tensor]) -> Tensor:
-        return torch.stack(list(rows)) if rows else torch.empty((0, self.vocab_size), dtype=self.dtype)
+        return torch.stack(tuple(rows)) if rows else torch.empty((0, self.vocab_size), dtype=self.dtype)
 
     def _partial_row(self, context: Sequence[int]) -> Tensor:
         assert self._partial is not None, "there is a table for subsets"
@@ -242,11 +233,11 @@ class TableLM(LanguageModel):
 
     def input_embedding(self) -> Tensor:
         """Return the identity if hidden states can be captured: a table has no embedding of its own."""
-        return self._identity() if self._num_features else super().input_embedding()
+        return torch.eye(self.vocab_size, dtype=self.dtype) if self._num_features else super().input_embedding()
 
     def output_head(self) -> Tensor:
         """Return the identity if hidden states can be captured: those of layer 0 are the logits."""
-        return self._identity() if self._num_features else super().output_head()
+        return torch.eye(self.vocab_size, dtype=self.dtype) if self._num_features else super().output_head()
 
     def embedding_facts(self) -> EmbeddingFacts:
         return EmbeddingFacts(1.0, 1.0) if self._num_features else super().embedding_facts()
@@ -256,9 +247,6 @@ class TableLM(LanguageModel):
         if not self._num_features:
             return super().final_norm(hidden)
         return (hidden - self.num_layers).float()
-
-    def _identity(self) -> Tensor:
-        return torch.eye(self.vocab_size, dtype=self.dtype)
 
     def require_part(self, part: LayerSubset) -> None:
         if self._partial is None:
@@ -290,9 +278,6 @@ class TableLM(LanguageModel):
                 raise ValueError(
                     f"logits_at={wanted} must ascend and name tokens of the job, 0 to {len(job.tokens) - 1}"
                 )
-        self._check_length(slot, parents)
-
-    def _check_length(self, slot: TableSlot, parents: Sequence[int]) -> None:
         depth = max(depths(parents)[slot.num_tentative :])
         if slot.length + depth > self.max_length:
             raise ValueError(f"position {slot.length + depth} is beyond max_length={self.max_length}")
