@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,7 +39,7 @@ from draftree.lab.bench.writers import OnRound, OurWriter, Outcome, PeerWriter, 
 from draftree.loading.loaded import LoadedModel, eos_ids_of, load_tokenizer
 from draftree.loading.provenance import load_average, machine, model_facts, now, versions
 from draftree.loading.resolve import prepared_folder
-from draftree.models.base import Extend, LanguageModel, Pass
+from draftree.models.base import Extend, LanguageModel, Pass, PassResult, Slot
 from draftree.options import ModelOptions
 from draftree.sampling.params import SamplingParams
 from draftree.text.tokenizer import Tokenizer
@@ -59,7 +59,7 @@ class MethodCall:
     repeat: int
     place: int
     seconds: float
-    outcomes: tuple[Outcome, ...]
+    outcomes: Sequence[Outcome]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,65 +88,68 @@ class Runner:
         """
         for number, group in zip(numbers or range(len(groups)), groups, strict=True):
             records: list[Record] = []
-            current = list(group)
-            later = 0
-            while current:
+            turn = 0
+            while group:
                 with without_collector():
-                    turns = [
-                        self._turn(current, method, repeat, place)
+                    calls = [
+                        self._call(group, method, repeat, place)
                         for repeat in range(self.repeats)
-                        for place, method in enumerate(rotated(self.methods, (number + later) * self.repeats + repeat))
+                        for place, method in enumerate(self._rotated((number + turn) * self.repeats + repeat))
                     ]
-                records += self._records(number, current, turns)
-                current = self._next(current, turns)
-                later += 1
+                plain = {
+                    call.method.engine: call.outcomes for call in calls if call.method.is_plain and not call.repeat
+                }
+                records += [
+                    self._record(number, prompt, index, call, plain)
+                    for index, prompt in enumerate(group)
+                    for call in calls
+                ]
+                group = self._next(group, plain)
+                turn += 1
             yield records
 
-    def _next(self, group: Sequence[Prompt], turns: Sequence[MethodCall]) -> list[Prompt]:
+    def _rotated(self, turns: int) -> list[Method]:
+        start = turns % len(self.methods)
+        return [*self.methods[start:], *self.methods[:start]]
+
+    def _next(self, group: Sequence[Prompt], plain: Mapping[str, Sequence[Outcome]]) -> list[Prompt]:
         """Return the next turns of the group's conversations, after our plain answers."""
         if self.follow is None:
             return []
-        plain = next(t for t in turns if t.method.is_plain and t.method.engine == OURS and t.repeat == 0)
-        found = [self.follow(prompt, one.text) for prompt, one in zip(group, plain.outcomes, strict=True)]
-        return [prompt for prompt in found if prompt is not None]
+        answers = zip(group, plain[OURS], strict=True)
+        return [turn for prompt, answer in answers if (turn := self.follow(prompt, answer.text)) is not None]
 
-    def _turn(self, group: Sequence[Prompt], method: Method, repeat: int, place: int) -> MethodCall:
+    def _call(self, group: Sequence[Prompt], method: Method, repeat: int, place: int) -> MethodCall:
         prompts = [prompt.ids for prompt in group]
         start = time.perf_counter()
         outcomes = self.writers[method.engine].write(method, prompts, self.run_params)
-        return MethodCall(method, repeat, place, time.perf_counter() - start, tuple(outcomes))
-
-    def _records(self, number: int, group: Sequence[Prompt], turns: Sequence[MethodCall]) -> list[Record]:
-        plain = {turn.method.engine: turn for turn in turns if turn.method.is_plain and turn.repeat == 0}
-        return [
-            self._record(number, prompt, index, turn, plain) for index, prompt in enumerate(group) for turn in turns
-        ]
+        return MethodCall(method, repeat, place, time.perf_counter() - start, outcomes)
 
     def _record(
-        self, number: int, prompt: Prompt, index: int, turn: MethodCall, plain: Mapping[str, MethodCall]
+        self, number: int, prompt: Prompt, index: int, call: MethodCall, plain: Mapping[str, Sequence[Outcome]]
     ) -> Record:
-        outcome = turn.outcomes[index]
-        same = {name: outcome.token_ids == of.outcomes[index].token_ids for name, of in plain.items()}
-        engine = turn.method.engine
+        outcome = call.outcomes[index]
+        engine = call.method.engine
+        same = {name: outcome.token_ids == texts[index].token_ids for name, texts in plain.items()}
         greedy = self.run_params.temperature == 0
+        is_comparable = greedy or engine == OURS
         divergence = None
-        if not same[engine] and (greedy or engine == OURS):
-            divergence = self.explain(prompt.ids, plain[engine].outcomes[index].token_ids, outcome.token_ids)
-        other = next((is_same for name, is_same in same.items() if name != engine), None)
+        if not same[engine] and is_comparable:
+            divergence = self.explain(prompt.ids, plain[engine][index].token_ids, outcome.token_ids)
         return Record(
             task=prompt.task.id,
             category=prompt.task.category,
             form=prompt.form,
-            method=turn.method.name,
-            repeat=turn.repeat,
-            place=turn.place,
+            method=call.method.name,
+            repeat=call.repeat,
+            place=call.place,
             group=number,
-            seconds=turn.seconds,
+            seconds=call.seconds,
             finish_reason=outcome.finish_reason,
             text_sha256=sha256_of(outcome.text),
             tokens_sha256=sha256_of(outcome.token_ids),
-            equal_to_plain=same[engine] if greedy or engine == OURS else None,
-            equal_to_other_plain=other if greedy else None,
+            equal_to_plain=same[engine] if is_comparable else None,
+            equal_to_other_plain=next((same[name] for name in same if name != engine), None) if greedy else None,
             divergence=divergence,
             stats=outcome.stats,
             first_turn=prompt.task.first_turn,
@@ -166,11 +169,6 @@ def grouped(prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:
     return groups
 
 
-def rotated(methods: Sequence[Method], turns: int) -> list[Method]:
-    start = turns % len(methods)
-    return [*methods[start:], *methods[:start]]
-
-
 @contextmanager
 def without_collector() -> Iterator[None]:
     """Turn garbage collection off inside the block, after one collection."""
@@ -188,10 +186,8 @@ CHUNK_ROWS = 512
 
 
 def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:
-    for place, (one, two) in enumerate(zip(plain, other, strict=False)):
-        if one != two:
-            return place
-    return None if len(plain) == len(other) else min(len(plain), len(other))
+    differing = (place for place, (one, two) in enumerate(zip(plain, other, strict=False)) if one != two)
+    return next(differing, None if len(plain) == len(other) else min(len(plain), len(other)))
 
 
 def explain(
@@ -209,8 +205,7 @@ def explain(
         tokens = torch.arange(scores.shape[-1], device=scores.device)
         scores = scores / run_params.temperature + Noise(run_params.seed).gumbel(len(prefix), tokens)
     best = scores.topk(2).values
-    between = scores[plain[index]] - scores[other[index]]
-    return Divergence(index, float(best[0] - best[1]), float(between))
+    return Divergence(index, float(best[0] - best[1]), float(scores[plain[index]] - scores[other[index]]))
 
 
 def last_logits(model: LanguageModel, tokens: Sequence[int]) -> Tensor:
@@ -218,15 +213,33 @@ def last_logits(model: LanguageModel, tokens: Sequence[int]) -> Tensor:
     model.reserve(1, len(tokens))
     slot = model.open()
     try:
-        for start in range(0, len(tokens), CHUNK_ROWS):
-            chunk = list(tokens[start : start + CHUNK_ROWS])
-            is_last = start + CHUNK_ROWS >= len(tokens)
-            wanted = [len(chunk) - 1] if is_last else []
-            logits = model.run(Pass([Extend(slot, chunk, range(-1, len(chunk) - 1), logits_at=wanted)])).logits.tensor()
-            model.commit(slot, range(len(chunk)))
-        return logits[0]
+        for rows, result in read_tokens(model, slot, tokens, logits_at=range(len(tokens) - 1, len(tokens))):
+            if rows:
+                logits = result.logits.tensor()[0]
+        return logits
     finally:
         model.close(slot)
+
+
+def read_tokens(
+    model: LanguageModel,
+    slot: Slot,
+    tokens: Sequence[int],
+    *,
+    logits_at: Container[int] = (),
+    capture: tuple[int, ...] = (),
+    size: int = CHUNK_ROWS,
+) -> Iterator[tuple[list[int], PassResult]]:
+    """Commit tokens in passes over at most `size` rows; yield the places with logits of each pass, and its result.
+
+    A result is valid until the next one.
+    """
+    for start in range(0, len(tokens), size):
+        chunk = list(tokens[start : start + size])
+        rows = [row for row in range(len(chunk)) if start + row in logits_at]
+        job = Extend(slot, chunk, range(-1, len(chunk) - 1), logits_at=rows)
+        yield [start + row for row in rows], model.run(Pass([job], capture=capture))
+        model.commit(slot, range(len(chunk)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,12 +275,11 @@ class Benchmark:
     """A benchmark that is ready to run.
 
     Attributes:
-        notes: notes for readers of the table: omitted prompts, jobs without a peer.
+        header: of the results file; its notes are for readers of the table: omitted prompts, jobs without a peer.
         warnings: the notes that must be shown before the run.
     """
 
     header: dict[str, Any]
-    notes: tuple[str, ...]
     groups: tuple[tuple[Prompt, ...], ...]
     runner: Runner
     warnings: tuple[str, ...] = ()
@@ -313,14 +325,20 @@ def prepare(
     prompts, notes = prompts_of(workload, tokenizer, room)
     prompts, too_long = with_room(prompts, tokenizer, room=room, answer=settings.max_tokens)
     notes += too_long
-    if settings.peer:
-        notes += _peer_notes(ours, peers, settings.batch)
+    if settings.peer and (alone := jobs_without_peer(ours, peers)):
+        why = "it drafts for one prompt at a time only" if settings.batch > 1 else "it has no such method"
+        notes += (f"transformers does not do the job of {', '.join(alone)}: {why}",)
     run_params = RunParams(settings.max_tokens, settings.temperature, settings.seed)
     warnings = (*lossy_notes(ours, settings.temperature), *busy_notes(load_average(), usable_cores()))
     notes += warnings
+    writers: dict[str, Writer] = {
+        OURS: OurWriter(target, tokenizer, methods=ours, batch=settings.batch, on_round=on_round)
+    }
+    if peers:
+        writers[PEER] = PeerWriter(target, tokenizer, methods=peers, eos_ids=eos_ids_of(target, tokenizer))
     runner = Runner(
         methods=[*ours, *peers],
-        writers=_writers(target, tokenizer, ours, peers=peers, batch=settings.batch, on_round=on_round),
+        writers=writers,
         run_params=run_params,
         repeats=settings.repeats,
         explain=partial(explain, target.model, run_params),
@@ -328,7 +346,7 @@ def prepare(
     )
     groups = tuple(tuple(group) for group in grouped(prompts, settings.batch))
     header = _header(settings, target, workload, runner=runner, prompts=prompts)
-    return Benchmark(header | {"notes": list(notes)}, notes, groups, runner, warnings)
+    return Benchmark(header | {"notes": list(notes)}, groups, runner, warnings)
 
 
 def busy_notes(load: Sequence[float] | None, cores: int | None) -> tuple[str, ...]:
@@ -367,57 +385,34 @@ def prompts_of(workload: Workload, tokenizer: Tokenizer, room: int) -> tuple[lis
     return prompts, (f"{len(too_long)} prompts left out, longer than the context: {', '.join(too_long)}",)
 
 
-def _peer_notes(ours: Sequence[Method], peers: Sequence[Method], batch: int) -> tuple[str, ...]:
-    alone = jobs_without_peer(ours, peers)
-    if not alone:
-        return ()
-    why = "it drafts for one prompt at a time only" if batch > 1 else "it has no such method"
-    return (f"transformers does not do the job of {', '.join(alone)}: {why}",)
-
-
-def _writers(
-    target: LoadedModel,
-    tokenizer: Tokenizer,
-    ours: Sequence[Method],
-    *,
-    peers: Sequence[Method],
-    batch: int,
-    on_round: Callable[[str], OnRound | None] | None,
-) -> dict[str, Writer]:
-    writers: dict[str, Writer] = {OURS: OurWriter(target, tokenizer, methods=ours, batch=batch, on_round=on_round)}
-    if peers:
-        assert target.folder is not None
-        writers[PEER] = PeerWriter(
-            target.folder,
-            tokenizer,
-            methods=peers,
-            dtype=target.model.dtype,
-            device=target.model.device,
-            trust_remote_code=target.runs_code,
-            eos_ids=eos_ids_of(target, tokenizer),
-        )
-    return writers
+def run_header(job: str, loaded: LoadedModel, name: str) -> dict[str, Any]:
+    """Return the fields that the headers of all results files share; `name` is the user's name of the model."""
+    assert loaded.folder is not None
+    return {
+        "format": FORMAT,
+        "job": job,
+        "date": now(),
+        "machine": machine(loaded.model.device),
+        "versions": versions(),
+        "model": model_facts(name, loaded.folder),
+        "dtype": str(loaded.model.dtype).removeprefix("torch."),
+        "device": loaded.model.device.type,
+        "kernels": loaded.kernels,
+        "fallback_reason": loaded.fallback_reason,
+        "quantization": loaded.quantization,
+        "threads": torch.get_num_threads(),
+        "load_average": load_average(),
+    }
 
 
 def _header(
     settings: BenchSettings, target: LoadedModel, workload: Workload, *, runner: Runner, prompts: Sequence[Prompt]
 ) -> dict[str, Any]:
-    assert target.folder is not None
+    names = ("max_tokens", "temperature", "seed", "repeats", "batch")
     return {
-        "format": FORMAT,
-        "job": "texts",
-        "date": now(),
-        "machine": machine(target.model.device),
-        "versions": versions(),
-        "model": model_facts(settings.options.model, target.folder),
+        **run_header("texts", target, settings.options.model),
         "draft_models": [model_facts(name, prepared_folder(name)) for name in _draft_models(runner.methods)],
-        "dtype": str(target.model.dtype).removeprefix("torch."),
-        "device": target.model.device.type,
-        "kernels": target.kernels,
-        "fallback_reason": target.fallback_reason,
-        "quantization": target.quantization,
         "exact": target.model.is_exact,
-        "threads": torch.get_num_threads(),
         "processes": {"tp": settings.options.tp, "pp": settings.options.pp},
         "prompts": {
             "name": workload.name,
@@ -428,13 +423,8 @@ def _header(
             "categories": list(dict.fromkeys(prompt.task.category for prompt in prompts)),
         },
         "methods": [method.to_json() for method in runner.methods],
-        "max_tokens": settings.max_tokens,
-        "temperature": settings.temperature,
-        "seed": settings.seed,
-        "repeats": settings.repeats,
-        "batch": settings.batch,
+        **{name: getattr(settings, name) for name in names},
         "warm_up": {"rounds": 1, "max_tokens": min(WARM_UP_TOKENS, settings.max_tokens)},
-        "load_average": load_average(),
     }
 
 

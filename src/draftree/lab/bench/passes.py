@@ -22,10 +22,9 @@ from torch import Tensor
 
 from draftree.build import load_for, require_positive
 from draftree.core.errors import ConfigurationError
-from draftree.lab.bench.benchmark import without_collector
-from draftree.lab.bench.records import FORMAT, PassRecord
+from draftree.lab.bench.benchmark import run_header, without_collector
+from draftree.lab.bench.records import PassRecord
 from draftree.loading.loaded import LoadedModel
-from draftree.loading.provenance import load_average, machine, model_facts, now, versions
 from draftree.loading.resolve import prepared_folder
 from draftree.models.base import Extend, LanguageModel, Pass, Slot
 from draftree.models.memory import free_memory
@@ -256,28 +255,12 @@ def load_fitting(settings: PassSettings, num_rows: int) -> LoadedModel:
 
 def header_of(settings: PassSettings, loaded: LoadedModel) -> dict[str, Any]:
     """Return the header of a results file; measures the bandwidth of memory."""
-    assert loaded.folder is not None
-    model = loaded.model
-    weight_bytes = bytes_of_pass(loaded)
-    load_before = load_average()
     return {
-        "format": FORMAT,
-        "job": "passes",
-        "date": now(),
-        "machine": machine(model.device),
-        "versions": versions(),
-        "model": model_facts(settings.options.model, loaded.folder),
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "device": model.device.type,
-        "kernels": loaded.kernels,
-        "fallback_reason": loaded.fallback_reason,
-        "quantization": loaded.quantization,
-        "threads": torch.get_num_threads(),
+        **run_header("passes", loaded, settings.options.model),
         "repeats": settings.repeats,
         "warm_up": {"rounds": WARM_UP_PASSES},
-        "weight_bytes": weight_bytes,
-        "read_bytes_per_second": read_bandwidth(model.device),
-        "load_average": load_before,
+        "weight_bytes": bytes_of_pass(loaded),
+        "read_bytes_per_second": read_bandwidth(loaded.model.device),
     }
 
 
@@ -326,21 +309,14 @@ def weights_of_pass(folder: Path, *, trust_remote_code: bool = False) -> int:
         model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     head = model.get_output_embeddings() or model.get_input_embeddings()
     embeddings = {id(part.weight) for part in model.modules() if isinstance(part, torch.nn.Embedding)}
-    count, of_experts = 0, 0
+    counts = {True: 0, False: 0}
+    """Weights of experts, and the others."""
     for name, parameter in model.named_parameters():
-        if id(parameter) in embeddings and parameter is not head.weight:
-            continue
-        if EXPERTS in name.split("."):
-            of_experts += parameter.numel()
-        else:
-            count += parameter.numel()
-    return count + (_weights_of_row(config.get_text_config(), of_experts) if of_experts else 0)
-
-
-def _weights_of_row(config: Any, of_experts: int) -> int:
-    """Return how many weights of all experts one row uses."""
+        if id(parameter) not in embeddings or parameter is head.weight:
+            counts[EXPERTS in name.split(".")] += parameter.numel()
     every, used = (
-        next((value for name in names if isinstance(value := getattr(config, name, None), int)), None)
+        next((value for name in names if isinstance(value := getattr(config.get_text_config(), name, None), int)), None)
         for names in (NUM_EXPERTS, EXPERTS_OF_ROW)
     )
-    return of_experts if not every or not used else of_experts * min(used, every) // every
+    share = (min(used, every), every) if every and used else (1, 1)
+    return counts[False] + counts[True] * share[0] // share[1]

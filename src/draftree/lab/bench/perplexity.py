@@ -18,14 +18,13 @@ from torch import Tensor
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.host import apply_threads
-from draftree.lab.bench.benchmark import tokenizer_of
-from draftree.lab.bench.records import FORMAT, PerplexityRecord
+from draftree.lab.bench.benchmark import read_tokens, run_header, tokenizer_of
+from draftree.lab.bench.records import PerplexityRecord
 from draftree.loading.load import load_model
 from draftree.loading.loaded import LoadedModel
 from draftree.loading.options import resolve_place
-from draftree.loading.provenance import load_average, machine, model_facts, now, versions
 from draftree.loading.resolve import prepared_folder
-from draftree.models.base import Extend, LanguageModel, Pass
+from draftree.models.base import LanguageModel
 from draftree.options import QUANTIZATIONS, ModelOptions
 
 ROWS = 256
@@ -87,21 +86,13 @@ def measure(
     ids = tokenizer.encode(text, add_special_tokens=False)[: settings.limit]
     if len(ids) < 2:
         raise ConfigurationError(f"text '{settings.text}' has {len(ids)} tokens: give a text of at least two tokens")
-    assert first.folder is not None
     header = {
-        "format": FORMAT,
-        "job": "perplexity",
-        "date": now(),
-        "machine": machine(first.model.device),
-        "versions": versions(),
-        "model": model_facts(settings.options.model, first.folder),
+        **run_header("perplexity", first, settings.options.model),
         "dtype": ", ".join(settings.weights),
-        "device": first.model.device.type,
-        "threads": torch.get_num_threads(),
+        "quantization": None,
         "text": {"name": settings.text.name, "sha256": hashlib.sha256(text.encode()).hexdigest()[:16]},
         "num_tokens": len(ids),
         "window": min(WINDOW, first.model.max_length),
-        "load_average": load_average(),
     }
     return header, _records(settings, first, ids, tokenizer.start_ids)
 
@@ -112,28 +103,24 @@ def _records(
     window = min(WINDOW, first.model.max_length)
     base = None
     loaded: LoadedModel | None = first
-    for kind in settings.weights:
-        loaded = loaded or load_model(settings.options_of(kind))
-        found = read_text(loaded.model, ids, start=start, window=window)
-        base = base or found
-        yield _record(kind, loaded, found, base)
+    for weights in settings.weights:
+        loaded = loaded or load_model(settings.options_of(weights))
+        reading = read_text(loaded.model, ids, start=start, window=window)
+        base = base or reading
+        count = len(reading.losses)
+        differences = (reading.losses - base.losses).double()
+        ratio = math.exp(float(differences.mean()))
+        yield PerplexityRecord(
+            weights=weights,
+            kernels=loaded.kernels,
+            num_tokens=count,
+            perplexity=math.exp(float(reading.losses.double().mean())),
+            ratio=ratio,
+            ratio_error=ratio * float(differences.std() / math.sqrt(count)) if count > 1 else 0.0,
+            num_other_tokens=int((reading.likeliest != base.likeliest).sum()),
+            fallback_reason=loaded.fallback_reason,
+        )
         loaded = None  # before the next one is loaded
-
-
-def _record(kind: str, loaded: LoadedModel, found: Reading, base: Reading) -> PerplexityRecord:
-    count = len(found.losses)
-    differences = (found.losses - base.losses).double()
-    error = float(differences.std() / math.sqrt(count)) if count > 1 else 0.0
-    return PerplexityRecord(
-        weights=kind,
-        kernels=loaded.kernels,
-        num_tokens=count,
-        perplexity=math.exp(float(found.losses.double().mean())),
-        ratio=math.exp(float(differences.mean())),
-        ratio_error=math.exp(float(differences.mean())) * error,
-        num_other_tokens=int((found.likeliest != base.likeliest).sum()),
-        fallback_reason=loaded.fallback_reason,
-    )
 
 
 @torch.inference_mode()
@@ -147,28 +134,20 @@ def read_text(model: LanguageModel, ids: Sequence[int], *, start: Sequence[int],
         known = 1  # tokens that are predicted, or need not be
         for begin in range(0, max(1, len(ids) - step), step):
             part = ids[begin : begin + room]
-            first = known - begin - 1  # its logits predict the first token without a prediction
-            for logits, coming in _windows_rows(model, slot, [*start, *part], first=len(start) + first):
-                losses.append(-logits.log_softmax(dim=-1)[torch.arange(len(coming)), coming])
-                likeliest.append(logits.argmax(dim=-1))
+            tokens = [*start, *part]
+            first = len(start) + known - begin - 1  # its logits predict the first token without a prediction
+            places = range(first, len(tokens) - 1)
+            for rows, result in read_tokens(model, slot, tokens, logits_at=places, size=ROWS):
+                if rows:
+                    logits = result.logits.tensor()
+                    coming = torch.tensor([tokens[row + 1] for row in rows], device=logits.device)
+                    losses.append(-logits.log_softmax(dim=-1)[torch.arange(len(coming)), coming])
+                    likeliest.append(logits.argmax(dim=-1))
             known = begin + len(part)
             model.truncate(slot, 0)
     finally:
         model.close(slot)
     return Reading(torch.cat(losses).cpu(), torch.cat(likeliest).cpu())
-
-
-def _windows_rows(
-    model: LanguageModel, slot: Any, tokens: Sequence[int], *, first: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield logits from row `first` on, except the last row, and the tokens after them."""
-    for begin in range(0, len(tokens), ROWS):
-        part = tokens[begin : begin + ROWS]
-        requested = [row for row in range(len(part)) if first <= begin + row < len(tokens) - 1]
-        logits = model.run(Pass([Extend(slot, part, range(-1, len(part) - 1), logits_at=requested)])).logits.tensor()
-        model.commit(slot, range(len(part)))
-        if requested:
-            yield logits, torch.tensor([tokens[begin + row + 1] for row in requested], device=logits.device)
 
 
 def _text(path: Path) -> str:

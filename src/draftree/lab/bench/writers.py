@@ -67,11 +67,20 @@ class OurWriter(Writer):
         on_round: Callable[[str], OnRound | None] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
-        callback_of = on_round or (lambda name: None)
-        self._llms = {
-            method.name: _llm(target, tokenizer, method.how, batch=batch, on_round=callback_of(method.name))
-            for method in methods
-        }
+        self._llms = {}
+        for method in methods:
+            assert isinstance(method.how, OurMethod)
+            self._llms[method.name] = LLM(
+                target,
+                method.how.draft,
+                verify=method.how.verify,
+                plan=method.how.plan,
+                tokenizer=tokenizer,
+                max_batch_size=batch,
+                trust_remote_code=target.runs_code,
+                generation_config="none",
+                on_round=None if on_round is None else on_round(method.name),
+            )
 
     @property
     def planners(self) -> dict[str, Planner[Any]]:
@@ -87,67 +96,45 @@ class OurWriter(Writer):
         ]
 
 
-def _llm(target: LoadedModel, tokenizer: Tokenizer, how: Any, *, batch: int, on_round: OnRound | None) -> LLM:
-    assert isinstance(how, OurMethod)
-    return LLM(
-        target,
-        how.draft,
-        verify=how.verify,
-        plan=how.plan,
-        tokenizer=tokenizer,
-        max_batch_size=batch,
-        trust_remote_code=target.runs_code,
-        generation_config="none",
-        on_round=on_round,
-    )
-
-
 @final
 class PeerWriter(Writer):
     """transformers with its own copy of the model, as loaded by `from_pretrained`; each assistant is loaded once."""
 
     def __init__(
-        self,
-        folder: Path,
-        tokenizer: Tokenizer,
-        *,
-        methods: Sequence[Method],
-        dtype: torch.dtype,
-        device: torch.device,
-        eos_ids: Sequence[int],
-        trust_remote_code: bool = False,
+        self, target: LoadedModel, tokenizer: Tokenizer, *, methods: Sequence[Method], eos_ids: Sequence[int]
     ) -> None:
+        assert target.folder is not None
         self._tokenizer = tokenizer
         self._eos_ids = list(eos_ids)
-        trusts = trust_remote_code
-        self._model = _load(folder, dtype, device, trust_remote_code=trusts)
+        self._model = _load(target.folder, target)
         names = {m.how.assistant for m in methods if isinstance(m.how, PeerMethod) and m.how.assistant is not None}
-        folders = {name: resolve_model(name) for name in sorted(names)}
-        self._assistants = {
-            name: _load(place, dtype, device, trust_remote_code=trusts) for name, place in folders.items()
-        }
-        self._tokenizers = {
-            name: _tokenizers(tokenizer, place, trust_remote_code=trusts) for name, place in folders.items()
-        }
+        self._assistants: dict[str, tuple[Any, dict[str, Any]]] = {}
+        """Model and tokenizers of each assistant."""
+        for name in sorted(names):
+            folder = resolve_model(name)
+            tokenizers = _tokenizers(tokenizer, folder, trust_remote_code=target.runs_code)
+            self._assistants[name] = (_load(folder, target), tokenizers)
 
     def write(self, method: Method, prompts: Sequence[Sequence[int]], run_params: RunParams) -> list[Outcome]:
         assert isinstance(method.how, PeerMethod)
         clock = TokenClock()
-        ids, mask = self._padded(prompts)
-        torch.manual_seed(run_params.seed)
-        config = self._config(method.how, run_params)
-        assistance = self._assistance(method.how)
-        with quiet():
-            clock.start()
-            self._model.generate(ids, attention_mask=mask, generation_config=config, streamer=clock, **assistance)
-        return [self._outcome(row, len(prompt), clock, run_params) for row, prompt in enumerate(prompts)]
-
-    def _padded(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         longest = max(len(prompt) for prompt in prompts)
-        device = self._model.device
         ids = [[self._pad_id] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
         mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-        return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+        inputs, attention = (torch.tensor(rows, device=self._model.device) for rows in (ids, mask))
+        torch.manual_seed(run_params.seed)
+        config = self._config(method.how, run_params)
+        how: dict[str, Any] = {}
+        if method.how.exit_layers is not None:
+            self._model.generation_config = _draft_length(method.how)
+        if method.how.assistant is not None:
+            assistant, tokenizers = self._assistants[method.how.assistant]
+            assistant.generation_config = _draft_length(method.how)
+            how = {"assistant_model": assistant, **tokenizers}
+        with quiet():
+            clock.start()
+            self._model.generate(inputs, attention_mask=attention, generation_config=config, streamer=clock, **how)
+        return [self._outcome(row, len(prompt), clock) for row, prompt in enumerate(prompts)]
 
     @property
     def _pad_id(self) -> int:
@@ -170,22 +157,13 @@ class PeerWriter(Writer):
             **sampling,
         )
 
-    def _assistance(self, how: PeerMethod) -> dict[str, Any]:
-        if how.exit_layers is not None:
-            self._model.generation_config = _draft_length(how)
-        if how.assistant is None:
-            return {}
-        assistant = self._assistants[how.assistant]
-        assistant.generation_config = _draft_length(how)
-        return {"assistant_model": assistant, **self._tokenizers[how.assistant]}
-
-    def _outcome(self, row: int, prompt_tokens: int, clock: TokenClock, run_params: RunParams) -> Outcome:
+    def _outcome(self, row: int, prompt_tokens: int, clock: TokenClock) -> Outcome:
         steps = [step[row] for step in clock.steps]
         written = [token for step in steps for token in step]
         end = next((place + 1 for place, token in enumerate(written) if token in self._eos_ids), None)
         ids = written[:end]
         prefill = clock.times[0]
-        decode = clock.times[-1] - clock.times[0]
+        decode = clock.times[-1] - prefill
         after_first = len(ids) - len(steps[0])
         stats = {
             "rounds": len(steps),
@@ -242,20 +220,22 @@ class TokenClock:
         """Do nothing; transformers calls it after the last round."""
 
 
-def _load(folder: Path, dtype: torch.dtype, device: torch.device, *, trust_remote_code: bool) -> Any:
+def _load(folder: Path, target: LoadedModel) -> Any:
+    """Return a model for the device of the target, in its dtype."""
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    if not trust_remote_code and (why := kernel_refusal(folder)):
+    trusts = target.runs_code
+    if not trusts and (why := kernel_refusal(folder)):
         raise ModelLoadError(f"model {why}")
     try:
         with quiet():
             model: Any = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, local_files_only=True, trust_remote_code=trust_remote_code, weights_only=True
+                folder, dtype=target.model.dtype, local_files_only=True, trust_remote_code=trusts, weights_only=True
             )
     except Exception as error:  # the libraries raise various exceptions for damaged files
         raise ModelLoadError(f"transformers could not read '{folder}': {error}".split("\n", 1)[0]) from error
     model.generation_config = GenerationConfig()  # a model's own sampling defaults must not apply
-    return model.to(device).eval().requires_grad_(False)
+    return model.to(target.model.device).eval().requires_grad_(False)
 
 
 def _tokenizers(own: Tokenizer, folder: Path, *, trust_remote_code: bool) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from draftree.build import choose_methods
 from draftree.core.errors import ConfigurationError, DraftreeError
 from draftree.core.host import SYSTEM_CLOCK, Clock
+from draftree.lab.bench.benchmark import read_tokens
 from draftree.lab.tune.candidates import VERIFY, Candidate, variants_of
 from draftree.lab.tune.contest import FIRST_RUNG, CandidateModels, Cell, Contest, Journal, Sample, sample_of
 from draftree.llm import LLM
@@ -32,7 +33,6 @@ from draftree.text.tokenizer import Tokenizer
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 REPEATS = 5
-CHUNK_ROWS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,21 +76,17 @@ def record_text(llm: LLM, prompt: Sequence[int], params: SamplingParams, layers:
 
 
 def states_of(model: LanguageModel, tokens: Sequence[int], layers: tuple[int, ...]) -> Tensor:
-    """Return hidden states of a text, shape (tokens, layers, hidden), by passes over up to 512 tokens."""
+    """Return hidden states of a text, shape (tokens, layers, hidden)."""
     model.reserve(model.num_open + 1, len(tokens))
     slot = model.open()
-    found = []
+    states = []
     try:
-        for start in range(0, len(tokens), CHUNK_ROWS):
-            chunk = list(tokens[start : start + CHUNK_ROWS])
-            job = Extend(slot, chunk, range(-1, len(chunk) - 1), logits_at=())
-            hidden = model.run(Pass([job], capture=layers)).hidden
-            assert hidden is not None, "the pass captured layers"
-            found.append(hidden.clone())
-            model.commit(slot, range(len(chunk)))
+        for _, result in read_tokens(model, slot, tokens, capture=layers):
+            assert result.hidden is not None, "the pass captured layers"
+            states.append(result.hidden.clone())
     finally:
         model.close(slot)
-    return torch.cat(found)
+    return torch.cat(states)
 
 
 def measure_round_costs(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
@@ -28,9 +30,9 @@ def assistant(tmp_path_factory):
 
 
 def writer(folder, *methods: Method, eos_ids=()) -> PeerWriter:
-    cpu = torch.device("cpu")
-    tokenizer = Tokenizer.load(folder)
-    return PeerWriter(folder, tokenizer, methods=methods, dtype=torch.float32, device=cpu, eos_ids=eos_ids)
+    model = SimpleNamespace(dtype=torch.float32, device=torch.device("cpu"))
+    target = SimpleNamespace(folder=folder, model=model, runs_code=False)
+    return PeerWriter(target, Tokenizer.load(folder), methods=methods, eos_ids=eos_ids)
 
 
 def generated(folder, prompt, count: int) -> tuple[int, ...]:
