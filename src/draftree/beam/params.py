@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-
-import numpy as np
 
 from draftree.beam.trie import TokenTrie
 from draftree.core.errors import InvalidRequestError
@@ -17,37 +14,22 @@ from draftree.sampling.params import (
     MAX_STOP_CHARS,
     MAX_STOP_IDS,
     MAX_STOPS,
-    Number,
-    Strings,
-    TokenIds,
-    Whole,
+    check_fields,
+    flag,
     names_are_checked,
+    number,
+    one_of,
+    parameter,
     refuse,
     require_length,
+    strings,
+    token_ids,
+    whole,
 )
 
 MAX_PHRASES = 4096
 
-_BOUND = Number(-1e6, 1e6, "four numbers min_a, min_b, max_a, max_b")
-
-
-def one_of(values: Sequence[Any]) -> Callable[[str, Any], Any]:
-    """Return a check for one of these values."""
-
-    def check(name: str, value: Any) -> Any:
-        for allowed in values:
-            if type(value) is type(allowed) and value == allowed:
-                return allowed
-        raise refuse(name, value, "one of " + ", ".join(map(repr, values)))
-
-    return check
-
-
-def flag(name: str, value: Any) -> bool:
-    """Check for a bool."""
-    if not isinstance(value, bool | np.bool_):
-        raise refuse(name, value, "True or False")
-    return bool(value)
+_BOUND = number(-1e6, 1e6, "four numbers min_a, min_b, max_a, max_b")
 
 
 def phrases(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
@@ -57,7 +39,7 @@ def phrases(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         raise refuse(name, value, "a list of phrases, each a list of at least one token id")
     require_length(name, value, MAX_PHRASES, "phrases")
-    checked = tuple(map(partial(TokenIds(), name), value))
+    checked = tuple(map(partial(token_ids(), name), value))
     if not all(checked):
         raise refuse(name, value, "a list of phrases, each a list of at least one token id")
     return checked
@@ -154,12 +136,8 @@ EOS_RULES = ("top_k", "walk", "any")
 FORCED_ENDS = ("none", "model_score", "zero_score")
 STOP_RULES = (False, True, "never", "fcfs")
 SAMPLINGS = ("none", "beam", "independent")
-_ANY = Number(-1e6, 1e6, "a number from -1e6 to 1e6")
-_NOT_NEGATIVE = Number(0.0, 1e6, "a number from 0 to 1e6")
-
-
-def _field(default: Any, check: Callable[[str, Any], Any], text: str) -> Any:
-    return dataclasses.field(default=default, metadata={"check": check, "help": text})
+_ANY = number(-1e6, 1e6, "a number from -1e6 to 1e6")
+_NOT_NEGATIVE = number(0.0, 1e6, "a number from 0 to 1e6")
 
 
 @names_are_checked
@@ -178,123 +156,128 @@ class BeamSearchParams:
         1
     """
 
-    beam_width: int = _field(4, Whole(1, 4096), "number of beams: sequences that are continued at each step")
-    num_return_sequences: int = _field(1, Whole(1), "number of hypotheses that are returned, at most beam_width")
-    max_new_tokens: int = _field(64, Whole(1), "maximum number of generated tokens, the end token included")
-    max_len_ratio: float = _field(0.0, _NOT_NEGATIVE, "added to max_new_tokens: this times the number of prompt tokens")
-    min_new_tokens: int = _field(0, Whole(0), "minimum number of generated tokens before an end token")
-    length_penalty: float = _field(
+    beam_width: int = parameter(4, whole(1, 4096), "number of beams: sequences that are continued at each step")
+    num_return_sequences: int = parameter(1, whole(1), "number of hypotheses that are returned, at most beam_width")
+    max_new_tokens: int = parameter(64, whole(1), "maximum number of generated tokens, the end token included")
+    max_len_ratio: float = parameter(
+        0.0, _NOT_NEGATIVE, "added to max_new_tokens: this times the number of prompt tokens"
+    )
+    min_new_tokens: int = parameter(0, whole(0), "minimum number of generated tokens before an end token")
+    length_penalty: float = parameter(
         1.0,
-        Number(-100.0, 100.0, "a number from -100 to 100"),
+        number(-100.0, 100.0, "a number from -100 to 100"),
         "a score is the log-probability over length**length_penalty; 0 is the sum",
     )
-    length_basis: str = _field(
+    length_basis: str = parameter(
         "generated", one_of(LENGTH_BASES), f"tokens that count as length: {', '.join(LENGTH_BASES)}"
     )
-    early_stopping: bool | str = _field(
+    early_stopping: bool | str = parameter(
         False,
         one_of(STOP_RULES),
         "when a search with enough finished sequences ends: true at once, false if the best beam is worse at its "
         "present length, never if no beam can become better, fcfs at once and keeping those that finished first",
     )
-    patience: float = _field(
+    patience: float = parameter(
         1.0,
-        Number(0.0, 1e3, "a number above 0 and up to 1000", above_low=True),
+        number(0.0, 1e3, "a number above 0 and up to 1000", above_low=True),
         "with fcfs, beam_width times this many finished sequences end the search",
     )
-    eos_rule: str = _field(
+    eos_rule: str = parameter(
         "top_k",
         one_of(EOS_RULES),
         "candidates with an end token that finish: among the best beam_width (top_k), all that precede the beams that "
         "go on (walk), or all (any)",
     )
-    force_eos: str = _field(
+    force_eos: str = parameter(
         "none",
         one_of(FORCED_ENDS),
         "end token at the last place: none, with the model's log-probability (model_score), or zero_score",
     )
-    temperature: float = _field(
-        1.0, Number(1e-4, 1e4, "a number from 0.0001 to 10000"), "logits are divided by it before the log-softmax"
+    temperature: float = parameter(
+        1.0, number(1e-4, 1e4, "a number from 0.0001 to 10000"), "logits are divided by it before the log-softmax"
     )
-    ignore_eos: bool = _field(False, flag, "the model's end-of-text token does not end a sequence")
-    stop: str | Sequence[str] = _field(
-        (), Strings(MAX_STOPS, MAX_STOP_CHARS, may_be_one=True), "strings that end a text"
+    ignore_eos: bool = parameter(False, flag, "the model's end-of-text token does not end a sequence")
+    stop: str | Sequence[str] = parameter(
+        (), strings(MAX_STOPS, MAX_STOP_CHARS, may_be_one=True), "strings that end a text"
     )
-    stop_token_ids: Sequence[int] = _field((), TokenIds(MAX_STOP_IDS), "token ids that end a sequence")
-    include_stop_str_in_output: bool = _field(False, flag, "keep the stop string at the end of the text")
-    no_repeat_ngram_size: int = _field(0, Whole(0), "no run of this many tokens occurs twice; 0 is off")
-    ngram_scope: str = _field(
+    stop_token_ids: Sequence[int] = parameter((), token_ids(MAX_STOP_IDS), "token ids that end a sequence")
+    include_stop_str_in_output: bool = parameter(False, flag, "keep the stop string at the end of the text")
+    no_repeat_ngram_size: int = parameter(0, whole(0), "no run of this many tokens occurs twice; 0 is off")
+    ngram_scope: str = parameter(
         "all", one_of(("all", "generated")), "tokens in which runs are sought: all (prompt included), or generated"
     )
-    unk_token_id: int | None = _field(None, Whole(0, optional=True), "the unknown token, for unk_penalty")
-    unk_penalty: float = _field(0.0, _ANY, "subtracted from the log-probability of unk_token_id")
-    suppress_tokens: Sequence[int] = _field((), TokenIds(), "token ids that are never generated")
-    prefix_token_ids: Sequence[int] = _field((), TokenIds(), "tokens with which every sequence begins")
-    count_prefix: bool = _field(True, flag, "whether the log-probabilities of prefix_token_ids count")
-    prefix_allowed_tokens_fn: PrefixFunction | None = _field(  # noqa: RUF009
+    unk_token_id: int | None = parameter(None, whole(0, optional=True), "the unknown token, for unk_penalty")
+    unk_penalty: float = parameter(0.0, _ANY, "subtracted from the log-probability of unk_token_id")
+    suppress_tokens: Sequence[int] = parameter((), token_ids(), "token ids that are never generated")
+    prefix_token_ids: Sequence[int] = parameter((), token_ids(), "tokens with which every sequence begins")
+    count_prefix: bool = parameter(True, flag, "whether the log-probabilities of prefix_token_ids count")
+    prefix_allowed_tokens_fn: PrefixFunction | None = parameter(  # noqa: RUF009
         None,
         optional(Callable, "a function of the prompt's index and the tokens so far"),
         "function of the prompt's index and all tokens so far; returns the allowed next token ids",
     )
-    allowed_trie: TokenTrie | None = _field(  # noqa: RUF009
+    allowed_trie: TokenTrie | None = parameter(  # noqa: RUF009
         None, optional(TokenTrie, "a TokenTrie"), "a TokenTrie; every completion is one of its sequences"
     )
-    force_words_ids: Sequence[Sequence[int]] = _field((), phrases, "phrases of token ids that every sequence contains")
-    ordered: bool = _field(False, flag, "whether the phrases occur in the given order")
-    strict: bool = _field(
+    force_words_ids: Sequence[Sequence[int]] = parameter(
+        (), phrases, "phrases of token ids that every sequence contains"
+    )
+    ordered: bool = parameter(False, flag, "whether the phrases occur in the given order")
+    strict: bool = parameter(
         False,
         flag,
         "return only sequences with all phrases, and raise if there is none; otherwise their constraints_met is False",
     )
-    num_beam_groups: int = _field(1, Whole(1), "groups of beams that avoid each other's tokens")
-    diversity_penalty: float = _field(0.0, _ANY, "subtracted for a token once for each earlier group that chose it")
-    diversity_discount: float = _field(
+    num_beam_groups: int = parameter(1, whole(1), "groups of beams that avoid each other's tokens")
+    diversity_penalty: float = parameter(0.0, _ANY, "subtracted for a token once for each earlier group that chose it")
+    diversity_discount: float = parameter(
         0.0,
-        Number(0.0, 1.0, "a number from 0 to 1"),
+        number(0.0, 1.0, "a number from 0 to 1"),
         "weight of equal earlier tokens in the diversity penalty; 0 counts the present step only",
     )
-    sibling_penalty: float = _field(0.0, _ANY, "subtracted once for each better continuation of the same beam")
-    sampling: str = _field(
+    sibling_penalty: float = parameter(0.0, _ANY, "subtracted once for each better continuation of the same beam")
+    sampling: str = parameter(
         "none",
         one_of(SAMPLINGS),
         "candidates are the best (none), drawn from all beams (beam), or each beam is sampled (independent)",
     )
-    top_k: int = _field(0, Whole(0), "with sampling: keep this many of the most likely tokens; 0 keeps all")
-    top_p: float = _field(
+    top_k: int = parameter(0, whole(0), "with sampling: keep this many of the most likely tokens; 0 keeps all")
+    top_p: float = parameter(
         1.0,
-        Number(0.0, 1.0, "a number above 0 and up to 1", above_low=True),
+        number(0.0, 1.0, "a number above 0 and up to 1", above_low=True),
         "with sampling: keep the most likely tokens that together have this probability",
     )
-    seed: int = _field(0, Whole(0, 2**63 - 1), "seed of the draws")
-    prefix_bias_beta: float = _field(
+    seed: int = parameter(0, whole(0, 2**63 - 1), "seed of the draws")
+    prefix_bias_beta: float = parameter(
         0.0,
-        Number(0.0, 0.999, "a number from 0 to 0.999"),
+        number(0.0, 0.999, "a number from 0 to 0.999"),
         "soft prefix: sequences that follow prefix_token_ids get this share of the probability; 0 forces the prefix",
     )
-    models: Sequence[Any] = _field((), model_list, "further models of an ensemble, whose probabilities are averaged")
-    lm_model: Any = _field(  # noqa: RUF009
+    models: Sequence[Any] = parameter((), model_list, "further models of an ensemble, whose probabilities are averaged")
+    lm_model: Any = parameter(  # noqa: RUF009
         None, optional_model, "a language model whose log-probabilities are added (shallow fusion)"
     )
-    lm_weight: float = _field(1.0, _ANY, "weight of the log-probabilities of lm_model")
-    coverage_penalty: float = _field(
+    lm_weight: float = parameter(1.0, _ANY, "weight of the log-probabilities of lm_model")
+    coverage_penalty: float = parameter(
         0.0,
         _NOT_NEGATIVE,
         "for encoder-decoder models: this times the logarithm of the attention that each source token got, up to 1 "
         "each, is added to a finished sequence's score",
     )
-    return_attention: bool = _field(
+    return_attention: bool = parameter(
         False, flag, "for encoder-decoder models: return where each token attends in the source"
     )
-    match_source_len: bool = _field(False, flag, "a sequence has at most as many tokens before its end as the prompt")
-    length_bounds: Sequence[float] | None = _field(
+    match_source_len: bool = parameter(
+        False, flag, "a sequence has at most as many tokens before its end as the prompt"
+    )
+    length_bounds: Sequence[float] | None = parameter(
         None,
         length_bounds,
         "min_a, min_b, max_a, max_b: a sequence has from min_a*n+min_b to max_a*n+max_b tokens for a prompt of n",
     )
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, field.metadata["check"](field.name, getattr(self, field.name)))
+        check_fields(self)
         for param, reason in conflicts(self):
             raise InvalidRequestError(f"{param}={getattr(self, param)!r} is refused: {reason}", param=param)
 

@@ -130,7 +130,7 @@ def test_a_long_value_is_shortened_in_the_message() -> None:
 def test_every_parameter_is_refused_somewhere_and_has_help() -> None:
     names = {field.name for field in dataclasses.fields(SamplingParams)}
     assert {name for name, _, _ in REFUSED} == names
-    assert all(set(field.metadata) == {"help"} for field in dataclasses.fields(SamplingParams))
+    assert all(set(field.metadata) == {"help", "check"} for field in dataclasses.fields(SamplingParams))
     helps = [field.metadata["help"] for field in dataclasses.fields(SamplingParams)]
     assert all(text and "\n" not in text and not text.endswith(".") for text in helps)
 
