@@ -35,24 +35,17 @@ class Draw(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TokenTree:
-    """A tree of guessed tokens.
+    """A tree of guessed tokens."""
 
-    Attributes:
-        tokens: one token id per node.
-        parents: index of each node's parent, -1 for the root; always smaller than the node's own index.
-        scores: the drafter's log-score per node (perturbed by the noise when sampling); empty if it has none.
-        draw: how children were drawn; siblings are in draw order.
-        distributions: draft distribution that node i was drawn from, shape (nodes, vocab), float; only for draws that
-            have one.
-        sources: names of the drafters that proposed node i, or of a drafter's own sources; empty if there is only one
-            drafter with one source.
-    """
-
-    tokens: tuple[int, ...]
-    parents: tuple[int, ...]
+    tokens: tuple[int, ...]  # one token id per node
+    parents: tuple[int, ...]  # index of each node's parent, -1 for the root; always smaller than the node's own index
+    # the drafter's log-score per node (perturbed by the noise when sampling); empty if it has none
     scores: tuple[float, ...] = ()
-    draw: Draw = Draw.FREE
+    draw: Draw = Draw.FREE  # how children were drawn; siblings are in draw order
+    # draft distribution that node i was drawn from, shape (nodes, vocab), float; only for draws that have one
     distributions: Tensor | None = None
+    # names of the drafters that proposed node i, or of a drafter's own sources; empty if there is only one drafter with
+    # one source
     sources: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:

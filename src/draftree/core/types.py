@@ -16,16 +16,11 @@ class DraftCondition:
     A token of the draft gains nothing where an earlier draft has the accepted token of that level. The two are taken as
     independent, so level l gains gains[l] * (1 - trust * s[l]), where s[l] is the highest survival of the earlier nodes
     of the level by their own scores.
-
-    Attributes:
-        gains: expected tokens of each level without other drafts.
-        least: expected tokens that the draft must add.
-        trust: acceptance of the earlier drafts relative to their scores.
     """
 
-    gains: tuple[float, ...]
-    least: float
-    trust: float = 1.0
+    gains: tuple[float, ...]  # expected tokens of each level without other drafts
+    least: float  # expected tokens that the draft must add
+    trust: float = 1.0  # acceptance of the earlier drafts relative to their scores
 
     def is_met(self, trees: Iterable[TokenTree]) -> bool:
         """Return whether a draft is worth its cost beside these trees; trees without scores are ignored."""
@@ -43,28 +38,23 @@ MAX_NODES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The drafting limits of a sequence in one round. Zero nodes is allowed: the round is then plain decoding.
+    """The drafting limits of a sequence in one round. Zero nodes is allowed: the round is then plain decoding."""
 
-    Attributes:
-        num_nodes: maximum number of nodes.
-        depth: maximum number of levels.
-        min_confidence: a drafter does not expand a node whose probability under its own distribution is below this;
-            the node itself is kept, since dropping it would bias verifiers that use the draft distribution.
-        part_depths: levels of each merged drafter, in their order, 0 to skip one; empty: `depth` for all.
-        conditions: for each merged drafter what its draft must add to those of drafters without a model, which draft
-            before; None, or an empty tuple, for drafts in any case.
-        min_survival: a drafter with calibrated scores does not expand a node whose estimated survival is below this;
-            the node itself is kept.
-        room: nodes, and levels, up to which a tree may exceed these limits with tokens that are forced and so cost no
-            draft; set by the loop.
-    """
-
-    num_nodes: int
-    depth: int
+    num_nodes: int  # maximum number of nodes
+    depth: int  # maximum number of levels
+    # a drafter does not expand a node whose probability under its own distribution is below this; the node itself is
+    # kept, since dropping it would bias verifiers that use the draft distribution
     min_confidence: float = 0.0
+    # levels of each merged drafter, in their order, 0 to skip one; empty: `depth` for all
     part_depths: tuple[int, ...] = ()
+    # nodes, and levels, up to which a tree may exceed these limits with tokens that are forced and so cost no draft;
+    # set by the loop
     room: int = 0
+    # a drafter with calibrated scores does not expand a node whose estimated survival is below this; the node itself is
+    # kept
     min_survival: float = 0.0
+    # for each merged drafter what its draft must add to those of drafters without a model, which draft before; None, or
+    # an empty tuple, for drafts in any case
     conditions: tuple[DraftCondition | None, ...] = ()
 
     def within(self, num_nodes: int, depth: int) -> Budget:
@@ -87,43 +77,27 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class DraftPart:
-    """One of the drafters that a planner budgets.
+    """One of the drafters that a planner budgets."""
 
-    Attributes:
-        name: name in the `sources` of trees; trees of a single drafter may omit it.
-        depth: default number of levels.
-        nodes: nodes of its tree at that depth.
-        runs_model: whether each level is a pass of a model; otherwise drafting is nearly free at any depth.
-        gives_confidence: whether it honours `Budget.min_confidence`.
-        is_calibrated: whether its scores are fitted probabilities, and it honours `Budget.min_survival`.
-        greedy_rates: acceptance of each level given that the level before was accepted, measured on greedy texts; empty
-            if unknown.
-        sampled_rates: the same for texts sampled with a temperature.
-    """
-
-    name: str
-    depth: int
-    nodes: int
-    runs_model: bool = True
-    gives_confidence: bool = True
-    is_calibrated: bool = False
+    name: str  # name in the `sources` of trees; trees of a single drafter may omit it
+    depth: int  # default number of levels
+    nodes: int  # nodes of its tree at that depth
+    runs_model: bool = True  # whether each level is a pass of a model; otherwise drafting is nearly free at any depth
+    gives_confidence: bool = True  # whether it honours `Budget.min_confidence`
+    is_calibrated: bool = False  # whether its scores are fitted probabilities, and it honours `Budget.min_survival`
+    # acceptance of each level given that the level before was accepted, measured on greedy texts; empty if unknown
     greedy_rates: tuple[float, ...] = ()
-    sampled_rates: tuple[float, ...] = ()
+    sampled_rates: tuple[float, ...] = ()  # the same for texts sampled with a temperature
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of verifying a tree.
+    """The result of verifying a tree."""
 
-    Attributes:
-        path: accepted nodes from the root down, as indices into the tree; may be empty.
-        bonus: the token chosen at the end of the accepted path; it was not drafted.
-        picks: the target's own choice at every row, 0 the root's, 1 + i node i's; None at a node that was not scored.
-            Filled in by the loop, not by the verifier, for drafters with `Drafter.wants_picks`; otherwise empty.
-    """
-
-    path: tuple[int, ...]
-    bonus: int
+    path: tuple[int, ...]  # accepted nodes from the root down, as indices into the tree; may be empty
+    bonus: int  # the token chosen at the end of the accepted path; it was not drafted
+    # the target's own choice at every row, 0 the root's, 1 + i node i's; None at a node that was not scored. Filled in
+    # by the loop, not by the verifier, for drafters with `Drafter.wants_picks`; otherwise empty.
     picks: tuple[int | None, ...] = ()
 
 

@@ -37,28 +37,18 @@ Encode = Callable[[str], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Controls:
-    """The mapping from the logits of one sequence to distributions and picks.
+    """The mapping from the logits of one sequence to distributions and picks."""
 
-    Attributes:
-        params: the user's sampling parameters.
-        noise: the sequence's own noise.
-        temperature: 0 selects the largest logit.
-        processors: applied to the model's logits, in order.
-        filters: applied after the temperature, in order; empty at temperature 0.
-        stop_ids: token ids that end the text, including the model's end-of-text ids unless they are ignored.
-        eos_ids: the model's end-of-text ids among them; empty if they are ignored.
-        prediction: token ids of the expected text; for drafters, no distribution depends on it.
-        guide: the matcher of the sequence's grammar, if it has one; used by a processor and by drafters.
-    """
-
-    params: SamplingParams
-    noise: Noise
-    temperature: float
-    processors: tuple[Processor, ...]
-    filters: tuple[Filter, ...]
+    params: SamplingParams  # the user's sampling parameters
+    noise: Noise  # the sequence's own noise
+    temperature: float  # 0 selects the largest logit
+    processors: tuple[Processor, ...]  # applied to the model's logits, in order
+    filters: tuple[Filter, ...]  # applied after the temperature, in order; empty at temperature 0
+    # token ids that end the text, including the model's end-of-text ids unless they are ignored
     stop_ids: frozenset[int]
-    eos_ids: frozenset[int] = frozenset()
-    prediction: tuple[int, ...] = ()
+    eos_ids: frozenset[int] = frozenset()  # the model's end-of-text ids among them; empty if they are ignored
+    prediction: tuple[int, ...] = ()  # token ids of the expected text; for drafters, no distribution depends on it
+    # the matcher of the sequence's grammar, if it has one; used by a processor and by drafters
     guide: Guide | None = None
 
     @property

@@ -33,17 +33,11 @@ from draftree.sampling.params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class TimestampTokens:
-    """Tokens of a model that writes timestamps.
+    """Tokens of a model that writes timestamps."""
 
-    Attributes:
-        off: token in the decoder's prompt that turns timestamps off; the token after it is the timestamp 0.
-        end: token that ends a text; all tokens below it are text.
-        max_initial: largest timestamp that may begin a text, counted in steps from 0; None for any.
-    """
-
-    off: int
-    end: int
-    max_initial: int | None = None
+    off: int  # token in the decoder's prompt that turns timestamps off; the token after it is the timestamp 0
+    end: int  # token that ends a text; all tokens below it are text
+    max_initial: int | None = None  # largest timestamp that may begin a text, counted in steps from 0; None for any
 
     @property
     def first(self) -> int:
@@ -101,19 +95,12 @@ def _last_timestamp(tokens: Sequence[int], first: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A part of a text between two timestamps.
+    """A part of a text between two timestamps."""
 
-    Attributes:
-        start: in steps of the timestamps.
-        end: in steps; None if the text ends without one.
-        first: index of its first token of text.
-        last: index after its last token of text.
-    """
-
-    start: int
-    end: int | None
-    first: int
-    last: int
+    start: int  # in steps of the timestamps
+    end: int | None  # in steps; None if the text ends without one
+    first: int  # index of its first token of text
+    last: int  # index after its last token of text
 
 
 def spans_of(tokens: Sequence[int], first: int) -> list[Span]:
@@ -137,32 +124,20 @@ def spans_of(tokens: Sequence[int], first: int) -> list[Span]:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of the text of a window.
+    """A part of the text of a window."""
 
-    Attributes:
-        start: in steps of the timestamps, from the beginning of the window.
-        end: likewise.
-        first: index of its first token, the timestamp at its beginning included.
-        last: index after its last token, timestamps included.
-    """
-
-    start: int
-    end: int
-    first: int
-    last: int
+    start: int  # in steps of the timestamps, from the beginning of the window
+    end: int  # likewise
+    first: int  # index of its first token, the timestamp at its beginning included
+    last: int  # index after its last token, timestamps included
 
 
 @dataclass(frozen=True, slots=True)
 class WindowCut:
-    """What is kept of the text of a window.
+    """What is kept of the text of a window."""
 
-    Attributes:
-        parts: of the text, in order.
-        advance: frames from the beginning of the window to that of the next one; at least 1.
-    """
-
-    parts: tuple[Part, ...]
-    advance: int
+    parts: tuple[Part, ...]  # of the text, in order
+    advance: int  # frames from the beginning of the window to that of the next one; at least 1
 
 
 def cut_window(tokens: Sequence[int], first: int, *, frames: int, stride: int) -> WindowCut:
@@ -211,59 +186,34 @@ _OF_BEAMS: Mapping[str, tuple[Any, ...]] = {"num_beams": (None, 1), "num_beam_gr
 
 @dataclass(frozen=True, slots=True)
 class SpeechRules:
-    """Tokens with which the decoder's prompt of a model of speech states language and task.
+    """Tokens with which the decoder's prompt of a model of speech states language and task."""
 
-    Attributes:
-        languages: token of each language by its code; empty for models of one language.
-        tasks: token of each task by name.
-        no_timestamps: token that turns timestamps off; None if there is none.
-        timestamps: tokens of timestamps; None for models that write none.
-        previous: token that precedes the text before the audio; None if there is none.
-    """
-
-    languages: Mapping[str, int]
-    tasks: Mapping[str, int]
-    no_timestamps: int | None
-    timestamps: TimestampTokens | None = None
-    previous: int | None = None
+    languages: Mapping[str, int]  # token of each language by its code; empty for models of one language
+    tasks: Mapping[str, int]  # token of each task by name
+    no_timestamps: int | None  # token that turns timestamps off; None if there is none
+    timestamps: TimestampTokens | None = None  # tokens of timestamps; None for models that write none
+    previous: int | None = None  # token that precedes the text before the audio; None if there is none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodingRules:
-    """Settings of a generation configuration.
+    """Settings of a generation configuration."""
 
-    Attributes:
-        start_ids: tokens before every text: the start of the decoder.
-        forced_first: token that follows the start; None if the model chooses it.
-        forced_last: token that ends a text of maximum length; None if the model chooses it.
-        suppressed: tokens that are never written.
-        suppressed_first: tokens that are not written as the first token.
-        bad_words: runs of tokens that are never written.
-        no_repeat_ngram_size: no run of this many tokens occurs twice; 0 is off.
-        source_ngram_size: no run of this many tokens of the source is written; 0 is off.
-        repetition_penalty: 1 is off.
-        min_length: minimum number of tokens, the decoder's prompt included.
-        min_new_tokens: minimum number of tokens after the decoder's prompt.
-        max_length: maximum number of tokens, the decoder's prompt included, for requests without `max_tokens`; None
-            for no limit.
-        note: message about settings that concern beam search only; empty if there are none.
-        speech: tokens of languages and tasks; None for models that have none.
-    """
-
-    start_ids: tuple[int, ...]
-    forced_first: int | None = None
-    forced_last: int | None = None
-    suppressed: tuple[int, ...] = ()
-    suppressed_first: tuple[int, ...] = ()
-    bad_words: tuple[tuple[int, ...], ...] = ()
-    no_repeat_ngram_size: int = 0
-    source_ngram_size: int = 0
-    repetition_penalty: float = 1.0
-    min_length: int = 0
-    min_new_tokens: int = 0
+    start_ids: tuple[int, ...]  # tokens before every text: the start of the decoder
+    forced_first: int | None = None  # token that follows the start; None if the model chooses it
+    forced_last: int | None = None  # token that ends a text of maximum length; None if the model chooses it
+    suppressed: tuple[int, ...] = ()  # tokens that are never written
+    suppressed_first: tuple[int, ...] = ()  # tokens that are not written as the first token
+    bad_words: tuple[tuple[int, ...], ...] = ()  # runs of tokens that are never written
+    no_repeat_ngram_size: int = 0  # no run of this many tokens occurs twice; 0 is off
+    source_ngram_size: int = 0  # no run of this many tokens of the source is written; 0 is off
+    repetition_penalty: float = 1.0  # 1 is off
+    min_length: int = 0  # minimum number of tokens, the decoder's prompt included
+    min_new_tokens: int = 0  # minimum number of tokens after the decoder's prompt
+    # maximum number of tokens, the decoder's prompt included, for requests without `max_tokens`; None for no limit
     max_length: int | None = None
-    note: str = ""
-    speech: SpeechRules | None = None
+    note: str = ""  # message about settings that concern beam search only; empty if there are none
+    speech: SpeechRules | None = None  # tokens of languages and tasks; None for models that have none
 
     @property
     def prompt(self) -> tuple[int, ...]:

@@ -26,16 +26,11 @@ from draftree.sampling.logits_processors import Ban, RowContext, places_on
 
 @dataclass(frozen=True, slots=True)
 class DistributionRows:
-    """Rows of logits that belong to one sequence.
+    """Rows of logits that belong to one sequence."""
 
-    Attributes:
-        history: the written tokens; the last one is the root.
-        controls: the request's sampling controls.
-        paths: for each row the drafted tokens from the root down to its node; empty for the root itself.
-    """
-
-    history: History
-    controls: Controls
+    history: History  # the written tokens; the last one is the root
+    controls: Controls  # the request's sampling controls
+    # for each row the drafted tokens from the root down to its node; empty for the root itself
     paths: Sequence[Sequence[int]]
 
     @property

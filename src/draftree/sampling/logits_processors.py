@@ -66,20 +66,13 @@ class TokenCounts:
 
     The history is shared by all rows, so its tokens are counted once. The tokens of a row's own path are
     corrections, which replace the shared count.
-
-    Attributes:
-        tokens: the history's different tokens, ascending, shape (tokens,).
-        counts: how often each occurs in the history, shape (tokens,).
-        path_rows: rows of the corrections, shape (corrections,).
-        path_tokens: tokens of the corrections; a pair of row and token occurs once.
-        path_counts: occurrences of that token in history and path together.
     """
 
-    tokens: np.ndarray
-    counts: np.ndarray
-    path_rows: np.ndarray
-    path_tokens: np.ndarray
-    path_counts: np.ndarray
+    tokens: np.ndarray  # the history's different tokens, ascending, shape (tokens,)
+    counts: np.ndarray  # how often each occurs in the history, shape (tokens,)
+    path_rows: np.ndarray  # rows of the corrections, shape (corrections,)
+    path_tokens: np.ndarray  # tokens of the corrections; a pair of row and token occurs once
+    path_counts: np.ndarray  # occurrences of that token in history and path together
 
     def places(self, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
         """Return rows and tokens of all that occur before each of `num_rows` rows."""

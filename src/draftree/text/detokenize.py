@@ -79,17 +79,11 @@ class Detokenizer:
 
 @dataclass(frozen=True, slots=True)
 class StopState:
-    """The result of pushing pieces of text.
+    """The result of pushing pieces of text."""
 
-    Attributes:
-        text: text that may be shown now, after everything that was shown before.
-        matched: the stop string that was found; None if generation continues.
-        num_pieces: pieces read, including the one that completed the stop string; later tokens are dropped.
-    """
-
-    text: str
-    matched: str | None
-    num_pieces: int
+    text: str  # text that may be shown now, after everything that was shown before
+    matched: str | None  # the stop string that was found; None if generation continues
+    num_pieces: int  # pieces read, including the one that completed the stop string; later tokens are dropped
 
 
 class StopChecker:

@@ -36,17 +36,11 @@ SEQUENCES, LENGTH, SPECIALS = 12, 40, 8
 
 @dataclass(frozen=True, slots=True)
 class PlainFacts:
-    """Facts about a tokenizer that its tokenizer.json lacks.
+    """Facts about a tokenizer that its tokenizer.json lacks."""
 
-    Attributes:
-        tokens: special tokens by role.
-        chat_template: the model's template; None if it has none.
-        renders: whether conversations can be rendered without transformers.
-    """
-
-    tokens: Mapping[str, str]
-    chat_template: str | None
-    renders: bool
+    tokens: Mapping[str, str]  # special tokens by role
+    chat_template: str | None  # the model's template; None if it has none
+    renders: bool  # whether conversations can be rendered without transformers
 
 
 class PlainBackend:

@@ -28,31 +28,19 @@ NUM_CHECKS, CHECK_LENGTH = 16, 64
 
 @dataclass(frozen=True)
 class Lexicon:
-    """The properties of a tokenizer that are needed to translate text into or out of it.
+    """The properties of a tokenizer that are needed to translate text into or out of it."""
 
-    Attributes:
-        name: name of the tokenizer, for error messages.
-        bytes_of: bytes of each id inside a text; None for special tokens and ids without a token.
-        byte_ids: ids of single bytes by name (<0xE6>), the last resort of tokenizers that have them.
-        specials: ids of special tokens by their written form.
-        encode: text to ids, without added tokens, special tokens in it spelled.
-        start: ids that the tokenizer adds before a text.
-        eos_id: end-of-text token; None if the tokenizer has none.
-        bos_id: begin-of-text token; None if the tokenizer has none.
-        ignored_ids: special tokens without text: padding, unknown, begin of text.
-        strips_first_space: whether decoding drops the first space of a text.
-    """
-
-    name: str
+    name: str  # name of the tokenizer, for error messages
+    # bytes of each id inside a text; None for special tokens and ids without a token
     bytes_of: tuple[bytes | None, ...]
-    byte_ids: frozenset[int]
-    specials: Mapping[str, int]
-    encode: Callable[[str], list[int]]
-    start: tuple[int, ...]
-    eos_id: int | None
-    bos_id: int | None
-    ignored_ids: frozenset[int]
-    strips_first_space: bool
+    byte_ids: frozenset[int]  # ids of single bytes by name (<0xE6>), the last resort of tokenizers that have them
+    specials: Mapping[str, int]  # ids of special tokens by their written form
+    encode: Callable[[str], list[int]]  # text to ids, without added tokens, special tokens in it spelled
+    start: tuple[int, ...]  # ids that the tokenizer adds before a text
+    eos_id: int | None  # end-of-text token; None if the tokenizer has none
+    bos_id: int | None  # begin-of-text token; None if the tokenizer has none
+    ignored_ids: frozenset[int]  # special tokens without text: padding, unknown, begin of text
+    strips_first_space: bool  # whether decoding drops the first space of a text
 
     @cached_property
     def ids_of(self) -> dict[bytes, int]:
@@ -296,19 +284,12 @@ class Rereading:
 
 @dataclass(frozen=True, slots=True)
 class CommonTokens:
-    """Tokens that two vocabularies share: equal bytes, or the same special token.
+    """Tokens that two vocabularies share: equal bytes, or the same special token."""
 
-    Attributes:
-        target_ids: the target's ids, ascending, one to one with `draft_ids`.
-        draft_ids: the drafter's ids of the same tokens.
-        draft_share: share of the drafter's tokens that are common.
-        target_share: share of the target's tokens that are common.
-    """
-
-    target_ids: tuple[int, ...]
-    draft_ids: tuple[int, ...]
-    draft_share: float
-    target_share: float
+    target_ids: tuple[int, ...]  # the target's ids, ascending, one to one with `draft_ids`
+    draft_ids: tuple[int, ...]  # the drafter's ids of the same tokens
+    draft_share: float  # share of the drafter's tokens that are common
+    target_share: float  # share of the target's tokens that are common
 
     def __len__(self) -> int:
         return len(self.target_ids)
@@ -405,19 +386,12 @@ class TokenDifference:
 
 @dataclass(frozen=True, slots=True)
 class VocabularyComparison:
-    """The result of `compare_vocabularies`.
+    """The result of `compare_vocabularies`."""
 
-    Attributes:
-        same: every id below both sizes has the same token, and ids beyond are padding.
-        first_differences: the first differing ids, at most five.
-        target_size: number of ids of the target.
-        draft_size: number of ids of the drafter.
-    """
-
-    same: bool
-    first_differences: tuple[TokenDifference, ...]
-    target_size: int
-    draft_size: int
+    same: bool  # every id below both sizes has the same token, and ids beyond are padding
+    first_differences: tuple[TokenDifference, ...]  # the first differing ids, at most five
+    target_size: int  # number of ids of the target
+    draft_size: int  # number of ids of the drafter
 
     @property
     def common_size(self) -> int:

@@ -62,17 +62,11 @@ def text_after(shown: str, text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FallbackDecoding:
-    """The decoding rules of a byte-fallback tokenizer.
+    """The decoding rules of a byte-fallback tokenizer."""
 
-    Attributes:
-        replacements: (old, new) pairs, applied to each token in this order.
-        strip_character: character that is removed from the beginning of the text.
-        strip_count: maximum number of removed characters.
-    """
-
-    replacements: tuple[tuple[str, str], ...]
-    strip_character: str
-    strip_count: int
+    replacements: tuple[tuple[str, str], ...]  # (old, new) pairs, applied to each token in this order
+    strip_character: str  # character that is removed from the beginning of the text
+    strip_count: int  # maximum number of removed characters
 
     def part_of(self, token: str) -> str | int:
         """Return the text or, as a number, the byte of a token in its vocabulary form."""
@@ -329,17 +323,11 @@ CHECK_LENGTH = 48
 
 @dataclass(frozen=True, slots=True)
 class TextScheme:
-    """An incremental detokenization scheme.
+    """An incremental detokenization scheme."""
 
-    Attributes:
-        open: opens a stream for one sequence.
-        skipped: ids that are dropped before the stream.
-        streams: whether text is available before the sequence is complete.
-    """
-
-    open: Callable[[], TextStream]
-    skipped: frozenset[int]
-    streams: bool = True
+    open: Callable[[], TextStream]  # opens a stream for one sequence
+    skipped: frozenset[int]  # ids that are dropped before the stream
+    streams: bool = True  # whether text is available before the sequence is complete
 
     def text_of(self, ids: Iterable[int]) -> str:
         """Return the joined pieces of a whole sequence."""

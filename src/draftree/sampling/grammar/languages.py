@@ -81,19 +81,12 @@ class Machine:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Language:
-    """A node of an expression. Made by `Languages`; compared by identity.
+    """A node of an expression. Made by `Languages`; compared by identity."""
 
-    Attributes:
-        kind: 'chars', 'seq', 'alt', 'both', 'not', 'repeat' or 'machine'.
-        args: ranges; or parts; or part, least and most (None for no limit); or machine and state.
-        is_nullable: whether it has the empty text.
-        is_plain: whether it has no 'both', 'not' and 'machine' inside.
-    """
-
-    kind: str
-    args: tuple[Any, ...]
-    is_nullable: bool
-    is_plain: bool
+    kind: str  # 'chars', 'seq', 'alt', 'both', 'not', 'repeat' or 'machine'
+    args: tuple[Any, ...]  # ranges; or parts; or part, least and most (None for no limit); or machine and state
+    is_nullable: bool  # whether it has the empty text
+    is_plain: bool  # whether it has no 'both', 'not' and 'machine' inside
 
 
 @final

@@ -16,21 +16,13 @@ _IDENTIFIER = re.compile(r"[\w.$-]*")
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The input of a chat template.
+    """The input of a chat template."""
 
-    Attributes:
-        messages: as templates expect them: text contents, and arguments of calls as objects.
-        tools: function definitions in OpenAI's form; None if there are none.
-        variables: further variables of the template.
-        add_generation_prompt: whether the header of the assistant's answer is appended.
-        is_open: whether the text ends with the content of the last message, which is to be continued.
-    """
-
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None = None
-    variables: Mapping[str, Any] = field(default_factory=dict)
-    add_generation_prompt: bool = True
-    is_open: bool = False
+    messages: list[dict[str, Any]]  # as templates expect them: text contents, and arguments of calls as objects
+    tools: list[dict[str, Any]] | None = None  # function definitions in OpenAI's form; None if there are none
+    variables: Mapping[str, Any] = field(default_factory=dict)  # further variables of the template
+    add_generation_prompt: bool = True  # whether the header of the assistant's answer is appended
+    is_open: bool = False  # whether the text ends with the content of the last message, which is to be continued
 
     @property
     def keys(self) -> frozenset[str]:
