@@ -84,9 +84,8 @@ def build_controls(
         grammars: returns the grammar compiler; called only if the text has to follow a grammar.
         seed: the sequence's seed; `params.seed` is not read, because it may be absent or shared by n sequences.
     """
-    _check_ids("logit_bias", params.logit_bias or (), vocab_size)
-    _check_ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
-    _check_ids("stop_token_ids", params.stop_token_ids or (), vocab_size)
+    for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+        _check_ids(name, getattr(params, name) or (), vocab_size)
     for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         if count is not None and count > vocab_size:
             raise InvalidRequestError(
@@ -172,7 +171,7 @@ def _predicted(prediction: str | Sequence[int] | None, vocab_size: int, encode: 
     return tuple(encode(prediction))
 
 
-def _encoded(words: Sequence[str], encode: Encode | None) -> list[list[int]]:
+def _encoded(words: Sequence[str], encode: Encode | None) -> list[tuple[int, ...]]:
     """Return token ids of every word without and with a space before it: many vocabularies have a token for each."""
     if encode is None:
         raise InvalidRequestError(
@@ -180,7 +179,7 @@ def _encoded(words: Sequence[str], encode: Encode | None) -> list[list[int]]:
             "forbid token ids instead, by logit_bias={id: -inf}",
             param="bad_words",
         )
-    found: dict[tuple[int, ...], None] = {}
+    encoded: dict[tuple[int, ...], None] = {}
     for word in words:
         bare = word.lstrip()
         plain, spaced = tuple(encode(bare)), tuple(encode(f" {bare}"))
@@ -188,10 +187,8 @@ def _encoded(words: Sequence[str], encode: Encode | None) -> list[list[int]]:
             raise InvalidRequestError(
                 f"bad_words: the tokenizer has no tokens for {word!r}: leave it out", param="bad_words"
             )
-        found[plain] = None
-        if spaced:
-            found[spaced] = None
-    return [list(ids) for ids in found]
+        encoded |= dict.fromkeys(filter(None, (plain, spaced)))
+    return list(encoded)
 
 
 def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:

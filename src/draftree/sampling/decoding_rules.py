@@ -19,12 +19,12 @@ from torch import Tensor
 from draftree.core.errors import UnsupportedModelError
 from draftree.sampling.logits_processors import (
     BadWords,
+    Ban,
     MinTokens,
     NoRepeatNgram,
     Processor,
     RepetitionPenalty,
     RowContext,
-    forbid,
 )
 from draftree.sampling.params import SamplingParams
 
@@ -45,6 +45,7 @@ class TimestampTokens:
         return self.off + 1
 
 
+@dataclass(frozen=True, slots=True)
 class Timestamps(Processor):
     """Allows timestamps in pairs and in ascending order only, and prefers them if they are more likely than text.
 
@@ -52,15 +53,11 @@ class Timestamps(Processor):
     first timestamp of the next pair or the end.
     """
 
-    __slots__ = ("_tokens",)
-
-    def __init__(self, tokens: TimestampTokens) -> None:
-        self._tokens = tokens
+    tokens: TimestampTokens
 
     def apply(self, logits: Tensor, context: RowContext) -> Tensor:
-        """Set the logits of forbidden tokens to -inf."""
-        first, end = self._tokens.first, self._tokens.end
-        logits[:, self._tokens.off] = -math.inf
+        first, end = self.tokens.first, self.tokens.end
+        logits[:, self.tokens.off] = -math.inf
         output: list[int] = context.history.output.tolist()
         written = _last_timestamp(output, first)
         for row, path in enumerate(context.paths):
@@ -84,9 +81,9 @@ class Timestamps(Processor):
         return logits
 
     def _begin(self, row: Tensor) -> None:
-        row[: self._tokens.first] = -math.inf
-        if self._tokens.max_initial is not None:
-            row[self._tokens.first + self._tokens.max_initial + 1 :] = -math.inf
+        row[: self.tokens.first] = -math.inf
+        if self.tokens.max_initial is not None:
+            row[self.tokens.first + self.tokens.max_initial + 1 :] = -math.inf
 
 
 def _last_timestamp(tokens: Sequence[int], first: int) -> int | None:
@@ -104,22 +101,20 @@ class Span:
 
 
 def spans_of(tokens: Sequence[int], first: int) -> list[Span]:
-    """Return the parts of a text by its timestamps; parts without text are left out.
+    """Return the parts of a text (without the end of text) by its timestamps, the first of which is `first`.
 
-    Args:
-        tokens: token ids of the text, without the end of text.
-        first: the timestamp 0.
+    Parts without text are left out.
     """
-    found: list[Span] = []
+    spans: list[Span] = []
     start, begun = 0, 0
     for place, token in enumerate([*tokens, first]):
         if token < first:
             continue
         is_last = place == len(tokens)
         if place > begun:
-            found.append(Span(start, None if is_last else token - first, begun, place))
+            spans.append(Span(start, None if is_last else token - first, begun, place))
         start, begun = token - first, place + 1
-    return found
+    return spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +175,7 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "stop_strings": (None,),
 }
 """Settings that are not supported, with their values that have no effect."""
-_OF_BEAMS: Mapping[str, tuple[Any, ...]] = {"num_beams": (None, 1), "num_beam_groups": (None, 1)}
+_OF_BEAMS = ("num_beams", "num_beam_groups")
 """Settings of beam search, which plain decoding does not use."""
 
 
@@ -233,7 +228,6 @@ class DecodingRules:
 
         Args:
             params: the request's parameters; where it sets one, the default of the configuration is not used.
-            source: token ids of the source; empty if it has none.
             prompt: the decoder's prompt. Without the token that turns timestamps off, models that have it write them.
         """
         prompt_length = len(prompt)
@@ -259,39 +253,32 @@ class DecodingRules:
             yield ForcedAt(limit - prompt_length - 1, self.forced_last)
 
 
-class Suppressed(Processor):
+@dataclass(frozen=True, slots=True)
+class Suppressed(Ban):
     """Forbids tokens everywhere, or as the first token only."""
 
-    __slots__ = ("_first_only", "_tokens")
+    tokens: Sequence[int]
+    first_only: bool = False
 
-    def __init__(self, tokens: Sequence[int], *, first_only: bool = False) -> None:
-        self._tokens = np.array(sorted(set(tokens)), dtype=np.int64)
-        self._first_only = first_only
-
-    def apply(self, logits: Tensor, context: RowContext) -> Tensor:
-        """Set the logits of these tokens to -inf."""
+    def places(self, context: RowContext) -> tuple[np.ndarray, np.ndarray]:
         lengths = context.num_output_tokens
-        rows = np.flatnonzero(lengths == 0) if self._first_only else np.arange(len(lengths))
-        if not len(rows):
-            return logits
-        return forbid(logits, np.repeat(rows, len(self._tokens)), np.tile(self._tokens, len(rows)))
+        rows = np.flatnonzero(lengths == 0) if self.first_only else np.arange(len(lengths))
+        tokens = np.array(sorted(set(self.tokens)), dtype=np.int64)
+        return np.repeat(rows, len(tokens)), np.tile(tokens, len(rows))
 
 
+@dataclass(frozen=True, slots=True)
 class ForcedAt(Processor):
-    """Allows one token only at one place of the output."""
+    """Allows one token only at one place of the output; its logit becomes 0."""
 
-    __slots__ = ("_place", "_token")
-
-    def __init__(self, place: int, token: int) -> None:
-        self._place = place
-        self._token = token
+    place: int
+    token: int
 
     def apply(self, logits: Tensor, context: RowContext) -> Tensor:
-        """Set the logits of the other tokens to -inf, and that of the token to 0."""
-        rows = torch.from_numpy(np.flatnonzero(context.num_output_tokens == self._place)).to(logits.device)
+        rows = torch.from_numpy(np.flatnonzero(context.num_output_tokens == self.place)).to(logits.device)
         if len(rows):
             logits[rows] = -math.inf
-            logits[rows, self._token] = 0.0
+            logits[rows, self.token] = 0.0
         return logits
 
 
@@ -305,9 +292,8 @@ def decoding_rules(model: Any) -> DecodingRules:
                 f"the generation configuration of {kind} sets {name} to {value!r}, which is not supported: remove it "
                 "from model.generation_config or generation_config.json"
             )
-    beams = {
-        name: getattr(config, name, None) for name, off in _OF_BEAMS.items() if getattr(config, name, None) not in off
-    }
+    values = {name: getattr(config, name, None) for name in _OF_BEAMS}
+    beams = [f"{name}={value}" for name, value in values.items() if value not in (None, 1)]
     return DecodingRules(
         start_ids=_start_ids(model),
         forced_first=_one_id(kind, config, "forced_bos_token_id"),
@@ -322,30 +308,27 @@ def decoding_rules(model: Any) -> DecodingRules:
         min_new_tokens=int(_value(config, "min_new_tokens", 0)),
         max_length=_max_length(model),
         speech=_speech_rules(config),
-        note=f"{kind} is configured for {_listed(beams)}; texts are decoded without beams" if beams else "",
+        note=f"{kind} is configured for {', '.join(beams)}; texts are decoded without beams" if beams else "",
     )
 
 
 def _speech_rules(config: Any) -> SpeechRules | None:
-    no_timestamps = getattr(config, "no_timestamps_token_id", None)
-    languages, tasks = getattr(config, "lang_to_id", None), getattr(config, "task_to_id", None)
+    no_timestamps, languages = _value(config, "no_timestamps_token_id", None), _value(config, "lang_to_id", {})
     if no_timestamps is None and not languages:
         return None
-    is_multilingual = getattr(config, "is_multilingual", True)
-    codes = {name.strip("<|>").lower(): int(token) for name, token in (languages or {}).items()}
-    ends: Any = getattr(config, "eos_token_id", None)
+    codes = {name.strip("<|>").lower(): int(token) for name, token in languages.items()}
+    ends: Any = _value(config, "eos_token_id", None)
     end = ends[0] if isinstance(ends, (list, tuple)) and ends else ends
     timestamps = None
     if no_timestamps is not None and end is not None:
-        most = getattr(config, "max_initial_timestamp_index", None)
+        most = _value(config, "max_initial_timestamp_index", None)
         timestamps = TimestampTokens(int(no_timestamps), int(end), None if most is None else int(most))
-    previous = getattr(config, "prev_sot_token_id", None)
-    suppressed: Any = getattr(config, "suppress_tokens", None) or ()
+    previous, suppressed = _value(config, "prev_sot_token_id", None), _value(config, "suppress_tokens", ())
     if previous is None and no_timestamps is not None and len(suppressed) > 1:
         previous = suppressed[-2]  # as in generate: the configurations of Whisper name it there
     return SpeechRules(
-        codes if is_multilingual else {},
-        dict(tasks or {}),
+        codes if getattr(config, "is_multilingual", True) else {},
+        dict(_value(config, "task_to_id", {})),
         no_timestamps,
         timestamps,
         None if previous is None else int(previous),
@@ -353,20 +336,15 @@ def _speech_rules(config: Any) -> SpeechRules | None:
 
 
 def _value(config: Any, name: str, default: Any) -> Any:
-    found = getattr(config, name, None)
-    return default if found is None else found
-
-
-def _listed(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in values.items())
+    value = getattr(config, name, None)
+    return default if value is None else value
 
 
 def _start_ids(model: Any) -> tuple[int, ...]:
     for config in (model.generation_config, model.config):
         for name in ("decoder_start_token_id", "bos_token_id"):
-            found = getattr(config, name, None)
-            if isinstance(found, int):
-                return (found,)
+            if isinstance(token := getattr(config, name, None), int):
+                return (token,)
     raise UnsupportedModelError(
         f"{type(model).__name__} names no decoder_start_token_id: set it in model.generation_config or "
         "generation_config.json"
@@ -374,14 +352,14 @@ def _start_ids(model: Any) -> tuple[int, ...]:
 
 
 def _one_id(kind: str, config: Any, name: str) -> int | None:
-    found = getattr(config, name, None)
-    if isinstance(found, (list, tuple)):
-        if len(found) != 1:
+    token = getattr(config, name, None)
+    if isinstance(token, (list, tuple)):
+        if len(token) != 1:
             raise UnsupportedModelError(
-                f"the generation configuration of {kind} sets {name} to {list(found)}: one token is supported"
+                f"the generation configuration of {kind} sets {name} to {list(token)}: one token is supported"
             )
-        found = found[0]
-    return None if found is None else int(found)
+        token = token[0]
+    return None if token is None else int(token)
 
 
 def _bad_words(config: Any) -> tuple[tuple[int, ...], ...]:
@@ -399,5 +377,5 @@ def _max_length(model: Any) -> int | None:
     new = getattr(config, "max_new_tokens", None)
     if new is not None:
         return int(new) + len(_start_ids(model))
-    found = getattr(config, "max_length", None)
-    return None if found in (None, GenerationConfig().max_length, 20) else int(found)
+    most = getattr(config, "max_length", None)
+    return None if most in (None, GenerationConfig().max_length, 20) else int(most)

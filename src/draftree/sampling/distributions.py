@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -65,10 +66,7 @@ class Distributions:
         self._overwrites = overwrites
         self._scope: ExitStack | None = None
         self.rows = rows
-        starts = [0]
-        for entry in rows:
-            starts.append(starts[-1] + len(entry.paths))
-        self._starts = starts
+        self._starts = list(accumulate((len(entry.paths) for entry in rows), initial=0))
         self._raw: Tensor | None = None
         self._logits: Tensor | None = None
         self._picks: list[int] | None = None
@@ -79,9 +77,9 @@ class Distributions:
         return self
 
     def __exit__(self, *error: object) -> None:
-        scope, self._scope = self._scope, None
-        if scope is not None:
-            scope.close()
+        if self._scope is not None:
+            self._scope.close()
+        self._scope = None
 
     @property
     def raw(self) -> Tensor:
@@ -94,7 +92,6 @@ class Distributions:
 
     @property
     def width(self) -> int:
-        """Tokens of a row."""
         return self._source.width
 
     @property
@@ -108,7 +105,6 @@ class Distributions:
         return len(self.rows)
 
     def of(self, index: int) -> NodeDistributions:
-        """The distributions of one sequence."""
         return NodeDistributions(self, index)
 
     def span(self, index: int) -> slice:
@@ -126,7 +122,7 @@ class Distributions:
             span = self.span(index)
             part = logits[span]
             if controls.processors:
-                context = RowContext(entry.history, entry.paths, part.device)
+                context = RowContext(entry.history, entry.paths)
                 for processor in controls.processors:
                     part = processor.apply(part, context)
             if controls.temperature not in (0.0, 1.0):
@@ -148,7 +144,8 @@ class Distributions:
         good = to_host(self.logits.amax(dim=-1).isfinite()) if self._is_sound is None else self._is_sound
         if rows is None:
             return [all(good[self.span(index)]) for index in range(len(self.rows))]
-        return [all(good[start + row] for row in own) for start, own in zip(self._starts, rows, strict=False)]
+        pairs = zip(self._starts, rows, strict=False)
+        return [all(good[start + row] for row in counted) for start, counted in pairs]
 
     def perturbed(self, streams: Sequence[Noise], *, in_place: bool = False) -> Tensor:
         """Processed logits over temperature, plus each sequence's noise; at temperature 0 without noise.
@@ -188,16 +185,16 @@ class Distributions:
             For each row token ids, and logarithms of the softmax of the perturbed scores.
         """
         with self._searched(streams) as search:
-            found = search.logits.top(search.noise, count, overwrites=in_place and search.overwrites)
-        pairs = zip(found.scores, found.totals, strict=True)
-        return found.tokens, [[score - total for score in scores] for scores, total in pairs]
+            top = search.logits.top(search.noise, count, overwrites=in_place and search.overwrites)
+        pairs = zip(top.scores, top.totals, strict=True)
+        return top.tokens, [[score - total for score in scores] for scores, total in pairs]
 
     @contextmanager
     def _searched(self, streams: Sequence[Noise]) -> Iterator[_Search]:
         """The logits to search: the model's own, without a copy, where only a temperature and bans change them."""
         if self._logits is not None or not all(entry.controls.only_bans for entry in self.rows):
-            is_own = self.logits is not self.raw
-            yield _Search(self._source.replaced(self.logits), self._noise(streams), self._overwrites or is_own)
+            overwrites = self._overwrites or self.logits is not self.raw
+            yield _Search(self._source.replaced(self.logits), self._noise(streams), overwrites)
             return
         noise, places = self._noise(streams, divides=True), self._banned()
         if not len(places[0]):
@@ -218,12 +215,12 @@ class Distributions:
         """Rows and tokens that the bans of all sequences forbid."""
         rows, tokens = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
         for index, entry in enumerate(self.rows):
-            context = RowContext(entry.history, entry.paths, "cpu")
+            context = RowContext(entry.history, entry.paths)
             for processor in entry.controls.processors:
                 assert isinstance(processor, Ban), "only bans are written in place"
-                own_rows, own_tokens = processor.places(context)
-                rows.append(own_rows + self._starts[index])
-                tokens.append(own_tokens)
+                banned_rows, banned_tokens = processor.places(context)
+                rows.append(banned_rows + self._starts[index])
+                tokens.append(banned_tokens)
         return np.concatenate(rows), np.concatenate(tokens)
 
     def _noise(self, streams: Sequence[Noise], *, divides: bool = False) -> RowNoise:
@@ -240,39 +237,36 @@ class Distributions:
 class NodeDistributions:
     """The distributions of one sequence: row 0 is the root's, row 1 + i is tree node i's."""
 
-    __slots__ = ("_distributions", "_index")
+    __slots__ = ("_distributions", "_span", "source")
 
     def __init__(self, distributions: Distributions, index: int) -> None:
         self._distributions = distributions
-        self._index = index
-
-    @property
-    def source(self) -> DistributionRows:
+        self._span = distributions.span(index)
+        self.source = distributions.rows[index]
         """Whose distributions they are: history, controls and paths."""
-        return self._distributions.rows[self._index]
 
     @property
     def positions(self) -> list[int]:
         """Position of the token that each row chooses."""
-        return self._distributions.rows[self._index].positions
+        return self.source.positions
 
     @property
     def logits(self) -> Tensor:
         """Processed logits over temperature, shape (rows, vocab); -inf where a control forbids the token."""
-        return self._distributions.logits[self._distributions.span(self._index)]
+        return self._distributions.logits[self._span]
 
     @property
     def raw(self) -> Tensor:
         """The model's own logits, shape (rows, vocab)."""
-        return self._distributions.raw[self._distributions.span(self._index)]
+        return self._distributions.raw[self._span]
 
     def picks(self) -> list[int]:
         """The request's pick at every row."""
-        return self._distributions.picks()[self._distributions.span(self._index)]
+        return self._distributions.picks()[self._span]
 
     def probs(self, rows: Sequence[int] | slice = slice(None)) -> Tensor:
         """The distribution of these rows, shape (rows, vocab), sums to 1; at temperature 0 all on the largest logit."""
         logits = self.logits[rows]
-        if self._distributions.rows[self._index].controls.temperature > 0:
+        if self.source.controls.temperature > 0:
             return torch.softmax(logits, dim=-1)
         return torch.zeros_like(logits).scatter_(-1, logits.argmax(dim=-1, keepdim=True), 1.0)

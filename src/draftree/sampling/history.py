@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-# Index of the n-grams of a growing text: which tokens followed a given run of n-1 tokens.
-#
 # A position is found by a hash of the n-1 tokens before it and is then compared token by token, so that a collision of
 # hashes never adds a token. Old positions are sorted by hash; the newest wait unsorted, so that an append stays cheap.
 
@@ -19,12 +17,7 @@ _NUM_UNSORTED = 128
 
 
 class NgramIndex:
-    """Followers of the (n-1)-grams of a text.
-
-    Args:
-        size: tokens of an n-gram, at least 2.
-        multiplier: of the polynomial hash over uint64.
-    """
+    """Followers of the (n-1)-grams of a growing text, for n = `size` >= 2; hashes are polynomials over uint64."""
 
     __slots__ = ("_ends", "_keys", "_multiplier", "_num_sorted", "_places", "_sorted", "size")
 
@@ -39,11 +32,7 @@ class NgramIndex:
         self._ends = 0
 
     def extend(self, tokens: np.ndarray) -> None:
-        """Index the new positions of a text.
-
-        Args:
-            tokens: the whole text, int64 of shape (tokens,); what was given before must be its beginning.
-        """
+        """Index the new positions of the whole text, int64 of shape (tokens,), which began as before."""
         first, last = self._ends, len(tokens) - self.size + 1
         if last <= first:
             return
@@ -58,10 +47,7 @@ class NgramIndex:
             self._merge()
 
     def followers(self, tokens: np.ndarray, contexts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the tokens that followed some (n-1)-grams.
-
-        Args:
-            contexts: int64 of shape (rows, size - 1).
+        """Return the tokens that followed some (n-1)-grams, int64 of shape (rows, size - 1).
 
         Returns:
             Rows and tokens of all pairs, both int64 of shape (pairs,); a pair may occur several times.
@@ -131,21 +117,15 @@ class History:
 
     @property
     def num_output_tokens(self) -> int:
-        """The number of tokens after the prompt."""
         return self._length - self.prompt_length
 
     def since(self, start: int) -> list[int]:
         """Return the tokens from index `start` on, as a new list."""
-        found: list[int] = self._numbers[start : self._length].tolist()
-        return found
+        tokens: list[int] = self._numbers[start : self._length].tolist()
+        return tokens
 
     def ngrams(self, size: int, start: int = 0) -> NgramIndex:
-        """Return the index of the n-grams of `tokens[start:]`, up to date; it is kept for the next call.
-
-        Args:
-            size: tokens of an n-gram, at least 2.
-            start: first token that counts; the same in all calls for one index.
-        """
+        """Return the index of the n-grams of `tokens[start:]`, up to date; it is kept for the next call."""
         index = self._indexes.get((size, start))
         if index is None:
             index = self._indexes[size, start] = NgramIndex(size)
@@ -153,7 +133,6 @@ class History:
         return index
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Append tokens."""
         end = self._length + len(tokens)
         if end > len(self._numbers):
             grown = np.empty(max(2 * len(self._buffer), end), dtype=np.int64)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import NamedTuple, final
 
@@ -20,8 +20,6 @@ from draftree.core.tensors import on_host
 from draftree.sampling.history import History
 from draftree.sampling.logits import drop_below, largest
 
-# Interface of controls that depend on the tokens before a row, and the view of those tokens.
-#
 # A row is a node of a tree: its history is the written tokens and the drafted ones on the path from the root to it. A
 # processor must give a node exactly the logits that plain decoding would have once that path is written.
 
@@ -56,7 +54,6 @@ class Ban(Processor):
 
     @final
     def apply(self, logits: Tensor, context: RowContext) -> Tensor:
-        """Set the logits of these tokens to -inf."""
         return forbid(logits, *self.places(context))
 
 
@@ -106,21 +103,20 @@ class RowContext:
         paths: for each row the drafted tokens from the root to its node; empty for the root itself.
     """
 
-    def __init__(self, history: History, paths: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> None:
+    def __init__(self, history: History, paths: Sequence[Sequence[int]]) -> None:
         self.history = history
         self.paths = paths
-        self.device = torch.device(device)
 
     def tails(self, width: int, *, start: int = 0) -> np.ndarray:
         """Return the last tokens before each row, int64 of shape (rows, width), right-aligned, padded by `NO_TOKEN`."""
-        found = np.full((len(self.paths), width), NO_TOKEN, dtype=np.int64)
+        tails = np.full((len(self.paths), width), NO_TOKEN, dtype=np.int64)
         written = self.history.tokens[start:]
         for row, path in enumerate(self.paths):
             drafted = min(len(path), width)
             room = min(width - drafted, len(written))
-            found[row, width - drafted :] = path[len(path) - drafted :]
-            found[row, width - drafted - room : width - drafted] = written[len(written) - room :]
-        return found
+            tails[row, width - drafted :] = path[len(path) - drafted :]
+            tails[row, width - drafted - room : width - drafted] = written[len(written) - room :]
+        return tails
 
     @property
     def num_output_tokens(self) -> np.ndarray:
@@ -139,13 +135,7 @@ class RowContext:
 
 
 def forbid(logits: Tensor, rows: np.ndarray, tokens: np.ndarray) -> Tensor:
-    """Set logits[rows[i], tokens[i]] to -inf, in place.
-
-    Args:
-        logits: shape (rows, vocab).
-        rows: int64, shape (n,).
-        tokens: int64, shape (n,); tokens beyond the logits' width are ignored.
-    """
+    """Set logits[rows[i], tokens[i]] to -inf, in place; tokens beyond the logits' width are ignored."""
     logits[places_on(logits, rows, tokens)] = -math.inf
     return logits
 
@@ -182,66 +172,57 @@ _ANY_TOKEN = NO_TOKEN - 1
 class AllowedTokens(Processor):
     """Forbids all tokens except the given ones."""
 
-    __slots__ = ("_tokens",)
-
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = torch.tensor(sorted(set(tokens)), dtype=torch.int64)
 
     def apply(self, logits: Tensor, context: RowContext) -> Tensor:
-        """Set the other logits to -inf."""
         tokens = self._tokens[self._tokens < logits.shape[-1]].to(logits.device)
         kept = logits.index_select(-1, tokens)
         return logits.fill_(-math.inf).index_copy_(-1, tokens, kept)
 
 
+@dataclass(frozen=True, slots=True)
 class NoRepeatNgram(Ban):
     """Forbids every token that would complete a repeated run of `size` tokens of a row's text, its path included.
 
     The written tokens are looked up in the history's index, which grows as they are written; the runs that end in a
     row's path are compared directly. At size 1 every token of the text is forbidden, also an end-of-text token.
-
-    Args:
-        size: tokens in a run, at least 1.
-        includes_prompt: whether a row's text begins with the prompt, as in transformers, or after it, as in fairseq.
     """
 
-    __slots__ = ("_includes_prompt", "_size")
-
-    def __init__(self, size: int, *, includes_prompt: bool = True) -> None:
-        self._size = size
-        self._includes_prompt = includes_prompt
+    size: int
+    _: KW_ONLY
+    includes_prompt: bool = (
+        True  # whether a row's text begins with the prompt, as in transformers, or after it (fairseq)
+    )
 
     def places(self, context: RowContext) -> tuple[np.ndarray, np.ndarray]:
-        """Return rows and tokens that would complete a repeated run."""
-        if self._size == 1:
-            counts = context.all_counts if self._includes_prompt else context.output_counts
+        if self.size == 1:
+            counts = context.all_counts if self.includes_prompt else context.output_counts
             return counts.places(len(context.paths))
-        last = self._size - 1
+        last = self.size - 1
         history = context.history
-        start = 0 if self._includes_prompt else history.prompt_length
+        start = 0 if self.includes_prompt else history.prompt_length
         depth = max(map(len, context.paths), default=0)
-        if len(history) - start + depth < self._size:
+        if len(history) - start + depth < self.size:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
         recent = context.tails(last + depth, start=start)
         newest = recent[:, recent.shape[1] - last :]
-        rows, tokens = history.ngrams(self._size, start).followers(history.tokens[start:], newest)
+        rows, tokens = history.ngrams(self.size, start).followers(history.tokens[start:], newest)
         # a shorter row has NO_TOKEN before its tokens: such a run ends at the row's own end, where no token follows
-        found, starts = np.nonzero(recent[:, last - 1 : -1] == newest[:, -1:])
+        ends, starts = np.nonzero(recent[:, last - 1 : -1] == newest[:, -1:])
         for column in range(last):
-            if not len(found):
+            if not len(ends):
                 break
-            fits = recent[found, starts + column] == newest[found, column]
-            found, starts = found[fits], starts[fits]
-        rows = np.concatenate((rows, found))
-        tokens = np.concatenate((tokens, recent[found, starts + last]))
+            fits = recent[ends, starts + column] == newest[ends, column]
+            ends, starts = ends[fits], starts[fits]
+        rows = np.concatenate((rows, ends))
+        tokens = np.concatenate((tokens, recent[ends, starts + last]))
         is_token = tokens != NO_TOKEN
         return rows[is_token], tokens[is_token]
 
 
 class BadWords(Ban):
     """Forbids the last token of a word where prompt, output and path end with its other tokens."""
-
-    __slots__ = ("_lasts", "_prefixes")
 
     def __init__(self, words: Sequence[Sequence[int]]) -> None:
         longest = max(map(len, words))
@@ -251,26 +232,23 @@ class BadWords(Ban):
             self._prefixes[row, longest - len(word) :] = word[:-1]
 
     def places(self, context: RowContext) -> tuple[np.ndarray, np.ndarray]:
-        """Return rows and tokens that would complete a word."""
         tails = context.tails(self._prefixes.shape[1])[:, None]
         fits = (tails == self._prefixes) | (self._prefixes == _ANY_TOKEN)
         rows, words = np.nonzero(fits.all(axis=-1))
         return rows, self._lasts[words]
 
 
+@dataclass(frozen=True, slots=True)
 class MinTokens(Ban):
     """Forbids the tokens that end the text before it has `least` tokens, path included."""
 
-    __slots__ = ("_least", "_stop_ids")
-
-    def __init__(self, least: int, stop_ids: Sequence[int]) -> None:
-        self._least = least
-        self._stop_ids = np.array(stop_ids, dtype=np.int64)
+    least: int
+    stop_ids: Sequence[int]
 
     def places(self, context: RowContext) -> tuple[np.ndarray, np.ndarray]:
-        """Return these tokens for all rows below the minimum."""
-        early = np.flatnonzero(context.num_output_tokens < self._least)
-        return np.repeat(early, len(self._stop_ids)), np.tile(self._stop_ids, len(early))
+        early = np.flatnonzero(context.num_output_tokens < self.least)
+        tokens = np.array(self.stop_ids, dtype=np.int64)
+        return np.repeat(early, len(tokens)), np.tile(tokens, len(early))
 
 
 # Filters that keep only the more likely tokens of each row: top-k, top-p, min-p.
@@ -298,37 +276,23 @@ class Filter(ABC):
         """
 
 
+@dataclass(frozen=True, slots=True)
 class TopK(Filter):
-    """Keeps the `count` largest logits, including ties with the smallest of them.
+    """Keeps the `count` (at least 1) largest logits, including ties with the smallest of them."""
 
-    Args:
-        count: at least 1.
-    """
-
-    __slots__ = ("_count",)
-
-    def __init__(self, count: int) -> None:
-        self._count = count
+    count: int
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Set the other logits to -inf."""
-        return drop_below(logits, largest(logits, min(self._count, logits.shape[-1]))[:, -1:])
+        return drop_below(logits, largest(logits, min(self.count, logits.shape[-1]))[:, -1:])
 
 
+@dataclass(frozen=True, slots=True)
 class TopP(Filter):
-    """Keeps a token if all more likely tokens together have a probability below `mass`.
+    """Keeps a token if all more likely tokens together have a probability below `mass`, which is in (0, 1)."""
 
-    Args:
-        mass: above 0, below 1.
-    """
-
-    __slots__ = ("_mass",)
-
-    def __init__(self, mass: float) -> None:
-        self._mass = mass
+    mass: float
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Set the other logits to -inf."""
         # softmax sums each row independently, so that a row's mass is the same in every batch
         peak = torch.softmax(logits, dim=-1).amax(dim=-1, keepdim=True)
         return drop_below(logits, self._least(logits, peak, (*_NUCLEI, logits.shape[-1])))
@@ -337,39 +301,26 @@ class TopP(Filter):
         """Return the smallest kept logit per row, searched among its `counts[0]` largest, or else more."""
         values = largest(logits, min(counts[0], logits.shape[-1]))
         mass = (values - values[:, :1]).exp_().mul_(peak).cumsum(dim=-1, dtype=torch.float64)
-        wanted = torch.full_like(mass[:, :1], self._mass)
+        wanted = torch.full_like(mass[:, :1], self.mass)
         least = values.gather(1, torch.searchsorted(mass, wanted).clamp_(max=values.shape[-1] - 1))
-        short = (mass[:, -1] < self._mass) & ~values[:, -1].isneginf()
+        short = (mass[:, -1] < self.mass) & ~values[:, -1].isneginf()
         if len(counts) > 1 and bool(short.any()):
             least[short] = self._least(logits[short], peak[short], counts[1:])
         return least
 
 
+@dataclass(frozen=True, slots=True)
 class MinP(Filter):
-    """Keeps the tokens that are at least `fraction` times as likely as the most likely one.
+    """Keeps the tokens that are at least `fraction`, in (0, 1], times as likely as the most likely one."""
 
-    Args:
-        fraction: above 0, up to 1.
-    """
-
-    __slots__ = ("_log_fraction",)
-
-    def __init__(self, fraction: float) -> None:
-        self._log_fraction = math.log(fraction)
+    fraction: float
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Set the other logits to -inf."""
-        return drop_below(logits, logits.amax(dim=-1, keepdim=True) + self._log_fraction)
+        return drop_below(logits, logits.amax(dim=-1, keepdim=True) + math.log(self.fraction))
 
 
 class LogitBias(Processor):
-    """Adds a number to the logits of some tokens.
-
-    Args:
-        biases: by token id; -inf forbids the token.
-    """
-
-    __slots__ = ("_biases", "_tokens")
+    """Adds a number to the logits of some tokens, by token id; -inf forbids the token."""
 
     def __init__(self, biases: Mapping[int, float]) -> None:
         tokens = sorted(biases)
@@ -377,50 +328,40 @@ class LogitBias(Processor):
         self._biases = torch.tensor([biases[token] for token in tokens], dtype=torch.float64)
 
     def apply(self, logits: Tensor, context: RowContext) -> Tensor:
-        """Add the biases."""
         inside = self._tokens < logits.shape[-1]
         tokens = self._tokens[inside].to(logits.device)
         logits[:, tokens] += self._biases[inside].to(logits.device, logits.dtype)
         return logits
 
 
+@dataclass(frozen=True, slots=True)
 class RepetitionPenalty(Processor):
-    """Makes every token of prompt, output and path less likely, independent of its count.
+    """Makes every token of prompt, output and path less likely (above 1) or more likely, independent of its count.
 
     A positive logit is divided by the penalty, a negative one is multiplied. Source: arXiv 1909.05858.
-
-    Args:
-        penalty: above 1 against repetition, below 1 for it.
     """
 
-    __slots__ = ("_penalty",)
-
-    def __init__(self, penalty: float) -> None:
-        self._penalty = penalty
+    penalty: float
 
     def apply(self, logits: Tensor, context: RowContext) -> Tensor:
-        """Apply the penalty."""
         return context.all_counts.update(logits, self._penalised)
 
     def _penalised(self, values: Tensor, counts: Tensor) -> Tensor:
-        return torch.where(values < 0, values * self._penalty, values / self._penalty)
+        return torch.where(values < 0, values * self.penalty, values / self.penalty)
 
 
+@dataclass(frozen=True, slots=True)
 class CountPenalty(Processor):
     """Subtracts from the logits of output and path tokens; prompt tokens are not counted."""
 
-    __slots__ = ("_frequency", "_presence")
-
-    def __init__(self, presence: float, frequency: float) -> None:
-        self._presence = presence
-        self._frequency = frequency
+    presence: float
+    frequency: float
 
     def apply(self, logits: Tensor, context: RowContext) -> Tensor:
-        """Subtract the penalties."""
         return context.output_counts.update(logits, self._penalised)
 
     def _penalised(self, values: Tensor, counts: Tensor) -> Tensor:
-        return values - self._frequency * counts - self._presence
+        return values - self.frequency * counts - self.presence
 
 
 # N-gram blocking on tensors, for all beams of a batch at once.
@@ -531,10 +472,9 @@ def _ban_places(scores: Tensor, texts: _Texts, contexts: Tensor) -> Tensor:
     groups, members, last = contexts.shape
     tokens = texts.tokens
     num_windows = tokens.shape[1] - last
+    found = torch.ones(groups, members, num_windows, dtype=torch.bool, device=tokens.device)
     if last:
         found = contexts[:, :, -1:] == tokens[:, None, last - 1 : last - 1 + num_windows]
-    else:
-        found = torch.ones(groups, members, num_windows, dtype=torch.bool, device=tokens.device)
     places = found.view(-1).nonzero()[:, 0]
     rows = places // num_windows
     first, group = places - rows * num_windows, rows // members

@@ -32,7 +32,7 @@ def written(prompt: Sequence[int], output: Sequence[int] = ()) -> History:
 
 
 def apply(processor: Processor, history: History, paths: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
-    return processor.apply(logits.clone(), RowContext(history, paths, "cpu"))
+    return processor.apply(logits.clone(), RowContext(history, paths))
 
 
 def forbidden(processor: Processor, history: History, *paths: Sequence[int], vocab: int = 10) -> list[list[int]]:
@@ -137,7 +137,7 @@ def test_bad_words_equal_a_plain_search(tokens: list[int], path: list[int], word
 
 @given(st.lists(TOKENS, max_size=20), st.lists(st.lists(TOKENS, max_size=4), min_size=1, max_size=4))
 def test_counts_equal_a_plain_count(output: list[int], paths: list[list[int]]) -> None:
-    context = RowContext(written([0, 1], output), paths, "cpu")
+    context = RowContext(written([0, 1], output), paths)
     for counts, base in ((context.output_counts, output), (context.all_counts, [0, 1, *output])):
         table = np.zeros((len(paths), VOCAB), dtype=np.int64)
         table[:, counts.tokens] = counts.counts
