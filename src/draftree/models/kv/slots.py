@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import chain
 
 import numpy as np
 import torch
@@ -138,31 +140,34 @@ class KVMemory:
             stores = self._stores_of(held, length)
         except MemoryError:  # on a system that counts untouched memory as well
             held, stores = num_slots, self._stores_of(num_slots, length)
-        for slot, count in used.items():
-            for old_pair, pair in zip(self._stores, stores, strict=True):
-                for old, new in zip(old_pair, pair, strict=True):
-                    new[slot, :, :, :count] = old[slot, :, :, :count]
+        for old, new in zip(self._slots(), chain.from_iterable(stores), strict=False):  # there may be no old ones
+            for slot, count in used.items():
+                new[slot, :, :, :count] = old[slot, :, :, :count]
         self._stores, self._num_held = stores, held
 
     def _stores_of(self, num_slots: int, length: int) -> list[tuple[Tensor, Tensor]]:
+        def zeros(*shape: int) -> Tensor:
+            if self._device.type != "cpu" or 0 in shape:
+                return torch.zeros(shape, dtype=self._dtype, device=self._device)
+            # numpy gets zeroed pages from the system, which cost nothing until they are written
+            size = math.prod(shape) * self._dtype.itemsize
+            return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(self._dtype).view(shape)
+
         stores = []
         for shape, layers in self._layers_by_shape().items():
             first = (num_slots, len(layers), shape.kv_heads, length + self.num_scratch)
-            stores.append((self._zeros((*first, shape.key_dim)), self._zeros((*first, shape.value_dim))))
+            stores.append((zeros(*first, shape.key_dim), zeros(*first, shape.value_dim)))
         return stores
-
-    def _zeros(self, shape: tuple[int, ...]) -> Tensor:
-        if self._device.type != "cpu" or 0 in shape:
-            return torch.zeros(shape, dtype=self._dtype, device=self._device)
-        # numpy gets zeroed pages from the system, which cost nothing until they are written
-        size = int(np.prod(shape)) * self._dtype.itemsize
-        return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(self._dtype).view(shape)
 
     def _layers_by_shape(self) -> dict[LayerShape, list[int]]:
         groups: dict[LayerShape, list[int]] = {}
         for layer, shape in sorted(self._shapes.items()):
             groups.setdefault(shape, []).append(layer)
         return groups
+
+    def _slots(self) -> Iterator[Tensor]:
+        """Yield all keys and values, shape (slots, layers, kv_heads, length, dim) each."""
+        return chain.from_iterable(self._stores)
 
     @torch.inference_mode()
     def rearrange(self, moves: Sequence[tuple[int, int, int]], dropped: Sequence[tuple[int, int]]) -> None:
@@ -178,32 +183,25 @@ class KVMemory:
         )
         slot, source, target = numbers[: 3 * len(moves)].view(-1, 3).unbind(1)
         empty_slot, empty_place = numbers[3 * len(moves) :].view(-1, 2).unbind(1)
-        for pair in self._stores:
-            for store in pair:
-                if moves:
-                    store[slot, :, :, target] = store[slot, :, :, source]
-                if dropped:
-                    store[empty_slot, :, :, empty_place] = 0
+        for store in self._slots():
+            if moves:
+                store[slot, :, :, target] = store[slot, :, :, source]
+            if dropped:
+                store[empty_slot, :, :, empty_place] = 0
 
     @torch.inference_mode()
     def wipe(self, slot: int) -> None:
-        for pair in self._stores:
-            for store in pair:
-                store[slot].zero_()
+        for store in self._slots():
+            store[slot].zero_()
 
     def gather(self, slot: int, *, start: int, offsets: Sequence[int]) -> None:
         """Move the tokens at start + offsets to start, start + 1, …; all sources are read first."""
         if list(offsets) != list(range(len(offsets))):
-            with single_threaded():
-                self._gather(slot, start, [start + offset for offset in offsets])
-
-    @torch.inference_mode()
-    def _gather(self, slot: int, start: int, places: Sequence[int]) -> None:
-        source = to_device(places, self._device)
-        for pair in self._stores:
-            for store in pair:
-                view = store[slot]
-                view[:, :, start : start + len(places)] = view.index_select(2, source)
+            with single_threaded(), torch.inference_mode():
+                source = to_device([start + offset for offset in offsets], self._device)
+                for store in self._slots():
+                    view = store[slot]
+                    view[:, :, start : start + len(offsets)] = view.index_select(2, source)
 
     @torch.inference_mode()
     def move(self, slot: KVSlot, sources: Sequence[int], targets: Sequence[int], *, layers: Iterable[int]) -> None:
@@ -217,9 +215,8 @@ class KVMemory:
 
     @torch.inference_mode()
     def copy(self, source: int, target: int, length: int) -> None:
-        for pair in self._stores:
-            for store in pair:
-                store[target, :, :, :length] = store[source, :, :, :length]
+        for store in self._slots():
+            store[target, :, :, :length] = store[source, :, :, :length]
 
     @torch.inference_mode()
     def write(self, slot: int, layers: Mapping[int, tuple[Tensor, Tensor]], length: int) -> None:
@@ -235,9 +232,7 @@ class KVMemory:
         last = max(self._shapes, default=None)
         if last is None or bool(self.values[last][slot].sum(dtype=torch.float32).isfinite()):
             return
-        for pair in self._stores:
-            for store in pair:
-                store[slot] = 0
+        self.wipe(slot)
 
 
 MAX_PARTIAL = 512  # maximum number of partial nodes after a slot's prefix and tree
@@ -291,14 +286,15 @@ class SlotPool:
     def reserve(self, num_slots: int, length: int) -> None:
         """Make room; slots that are too short are all reallocated, exactly as many as requested."""
         memory = self.memory
-        known = memory.num_slots
         if length > memory.length:
             num_slots = max(num_slots, max(self._open, default=-1) + 1)
         else:
-            num_slots, length = max(num_slots, known), memory.length
+            num_slots, length = max(num_slots, memory.num_slots), memory.length
         # partial nodes are counted elsewhere; tokens that a pass is about to append are not stored yet
-        after = {index: slot.num_tentative + MAX_PARTIAL for index, slot in self._open.items()}
-        used = {index: min(memory.length, slot.length + after[index]) for index, slot in self._open.items()}
+        used = {
+            index: min(memory.length, slot.length + slot.num_tentative + MAX_PARTIAL)
+            for index, slot in self._open.items()
+        }
         memory.reserve(num_slots, length, used=used)
         self._free = [index for index in range(num_slots) if index not in self._open]
 
@@ -383,10 +379,10 @@ class SlotPool:
 
 def require_subtree(parents: Sequence[int], edit: Commit) -> None:
     """Assert that a commit's path descends in the tree and that kept nodes are connected to its end."""
-    path, keep = edit.path, edit.keep
-    assert is_path(parents, path), "a path descends in the tree"
-    root = path[-1] if path else ROOT
-    assert not keep or is_rooted(parents, keep, root), "a kept node needs its parent kept, and keeps its order"
+    root = edit.path[-1] if edit.path else ROOT
+    assert is_path(parents, edit.path), "a path descends in the tree"
+    is_subtree = not edit.keep or is_rooted(parents, edit.keep, root)
+    assert is_subtree, "a kept node needs its parent kept, and keeps its order"
 
 
 def kv_slot(slot: Slot) -> KVSlot:
@@ -432,9 +428,7 @@ class LayerRange:
     @property
     def num_sublayers(self) -> int:
         """Number of attentions and perceptrons that every row runs through."""
-        if self.part is not None:
-            return self.part.num_sublayers(self.end)
-        return 2 * (self.end - self.first)
+        return 2 * (self.end - self.first) if self.part is None else self.part.num_sublayers(self.end)
 
     def is_whole(self, num_layers: int) -> bool:
         """Return whether the rows run through all `num_layers` layers and only logits are returned."""
@@ -466,15 +460,6 @@ def require_capture(capture: Sequence[int], *, first: int, end: int) -> None:
             f"layer {strange[0]} cannot be captured: this pass runs layers {first} to {end - 1}, so choose indices "
             f"from {first} to {end}, where {end} stands for the output of the last layer"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Match between the nodes of a tree and partial nodes."""
-
-    places: list[int]  # nodes of the tree that are partial nodes already
-    sources: list[int]  # for each of them the partial node
-    missing: list[int]  # nodes of the tree that are not
 
 
 class PartialTree:
@@ -515,8 +500,7 @@ class PartialTree:
     def hidden(self) -> Tensor:
         return torch.cat(self._hidden)
 
-    def find(self, tokens: Sequence[int], parents: Sequence[int]) -> Found:
-        """Match the nodes of a tree with partial nodes that have the same tokens since the prefix."""
+    def find(self, tokens: Sequence[int], parents: Sequence[int]) -> dict[int, int]:
+        """Map the nodes of a tree to partial nodes that have the same tokens since the prefix; others are left out."""
         nodes = NodeMap.by_tokens(tokens, parents, self._places, num_targets=self.nodes.num_tentative)
-        missing = [node for node, sketched in enumerate(nodes.targets) if sketched is None]
-        return Found(nodes.kept, [sketched for sketched in nodes.targets if sketched is not None], missing)
+        return {node: partial for node, partial in enumerate(nodes.targets) if partial is not None}

@@ -139,24 +139,23 @@ class SlottedModel(LanguageModel):
         layers = LayerRange(0, end, part, keeps_hidden=keeps_hidden, capture=pass_.capture)
         twins = [replace(job, slot=partial.nodes) for job, partial in zip(jobs, partials, strict=True)]
         output = self._counted_pass(twins, nodes, layers)
-        row = 0
-        for job, partial in zip(jobs, partials, strict=True):
-            end_row = row + len(job.tokens)
-            partial.note(job.tokens, job.parents, None if output.hidden is None else output.hidden[row:end_row])
-            row = end_row
+        counts = [len(job.tokens) for job in jobs]
+        parts = [None] * len(jobs) if output.hidden is None else output.hidden.split(counts)
+        for job, partial, hidden in zip(jobs, partials, parts, strict=True):
+            partial.note(job.tokens, job.parents, hidden)
         return output
 
     def _take_partials(self, jobs: Sequence[Extend], capture: Sequence[int]) -> dict[int, PartialTree]:
         """Remove the jobs' partial nodes; return by job those that the pass can continue from, all of one subset."""
-        found: dict[int, PartialTree] = {}
+        partials: dict[int, PartialTree] = {}
         for index, job in enumerate(jobs):
             slot = kv_slot(job.slot)
             partial, slot.partial = slot.partial, None
             if partial is None or not partial.keeps_hidden or any(layer < partial.end for layer in capture):
                 continue
-            if not found or next(iter(found.values())).part == partial.part:
-                found[index] = partial
-        return found
+            if not partials or next(iter(partials.values())).part == partial.part:
+                partials[index] = partial
+        return partials
 
     @torch.inference_mode()
     def _resumed(
@@ -166,12 +165,14 @@ class SlottedModel(LanguageModel):
         first = next(iter(partials.values()))
         starts = [0, *accumulate(len(job.tokens) for job in jobs)]
         hidden = first.hidden().new_zeros(starts[-1], first.hidden().shape[1])
-        late = dict(enumerate(range(len(job.tokens)) for job in jobs))  # by job, nodes that are not computed yet
+        # by job, nodes that are not computed yet
+        late: dict[int, Sequence[int]] = {index: range(len(job.tokens)) for index, job in enumerate(jobs)}
         for index, partial in partials.items():
-            found = partial.find(jobs[index].tokens, jobs[index].parents)
-            late[index] = found.missing  # type: ignore[assignment]
-            hidden[[starts[index] + place for place in found.places]] = partial.hidden()[found.sources]
-            self._pool.memory.move(partial.nodes, found.sources, found.places, layers=range(first.end))
+            known = partial.find(jobs[index].tokens, jobs[index].parents)
+            places, sources = list(known), list(known.values())
+            hidden[[starts[index] + place for place in places]] = partial.hidden()[sources]
+            self._pool.memory.move(partial.nodes, sources, places, layers=range(first.end))
+            late[index] = [place for place in late[index] if place not in known]
         late = {index: places for index, places in late.items() if places}
         if late:
             parts = [
@@ -309,21 +310,15 @@ class SourcedModel(SlottedModel, EncoderDecoder, Generic[EncodedT]):
         return slot
 
     def run_attending(self, pass_: Pass) -> tuple[PassResult, list[np.ndarray]]:
-        found = self._attended = []
+        attended = self._attended = []
         try:
-            return self.run(pass_), found
+            return self.run(pass_), attended
         finally:
             self._attended = None
 
     def _refer(self, index: int, source: EncodedT) -> None:
         source.num_slots += 1
         self._source_of[index] = source
-
-    def _leave(self, index: int) -> None:
-        source = self._source_of.pop(index)
-        source.num_slots -= 1
-        if not source.num_slots:
-            del self._encoded[source.source]
 
     def apply(self, edits: Sequence[Edit]) -> list[Slot]:
         before = [(edit, kv_slot(edit.slot).index) for edit in edits if isinstance(edit, (Fork, Close))]
@@ -332,16 +327,19 @@ class SourcedModel(SlottedModel, EncoderDecoder, Generic[EncodedT]):
         for edit, index in before:
             if isinstance(edit, Fork):
                 self._refer(kv_slot(next(new)).index, self._source_of[index])
-            else:
-                self._leave(index)
+                continue
+            source = self._source_of.pop(index)
+            source.num_slots -= 1
+            if not source.num_slots:
+                del self._encoded[source.source]
         return opened
 
     def check_integrity(self) -> None:
         super().check_integrity()
         assert len(self._source_of) == self.num_open, "every open slot has a source"
-        counts = [sum(one is source for one in self._source_of.values()) for source in self._encoded.values()]
-        assert counts == [source.num_slots for source in self._encoded.values()], "references are counted"
-        assert all(counts), "a source without slots is dropped"
+        for source in self._encoded.values():
+            count = sum(used is source for used in self._source_of.values())
+            assert source.num_slots == count > 0, "references are counted, and a source without slots is dropped"
 
     def require_part(self, part: LayerSubset, *, whole: LanguageModel | None = None) -> None:
         raise UnsupportedModelError(f"{self.kind} {WITHOUT_PARTS}")

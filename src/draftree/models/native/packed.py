@@ -204,7 +204,7 @@ class PackedWeights:
             layers=self.layers,
             head=head,
             lookup=lookup,
-            all_heads=plan.heads if share is None else share.all_heads,
+            all_heads=plan.heads if share is None else share.whole.heads,
             first_head=0 if share is None else share.first_head,
             norm=plan.norm,
             is_post_norm=plan.is_post_norm,

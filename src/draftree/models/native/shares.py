@@ -11,7 +11,6 @@ import ctypes
 import mmap
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,8 +20,6 @@ from draftree.core.errors import ConfigurationError, ModelLoadError
 from draftree.models.native.blueprint import Blueprint, LayerBlueprint, LinearBlueprint
 from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.weights import Weights
-
-__all__ = ["Share", "ShareWeights", "TeamMemory", "divide"]
 
 UNIT = 16  # outputs of one block of packed weights
 PAGE = mmap.PAGESIZE
@@ -107,10 +104,6 @@ class Share:
         return self.whole.heads // self.whole.kv_heads
 
     @property
-    def all_heads(self) -> int:
-        return self.whole.heads
-
-    @property
     def first_head(self) -> int:
         return self.kv_heads.start * self.group
 
@@ -131,11 +124,11 @@ def divide(blueprint: Blueprint, rank: int, size: int, memory: TeamMemory) -> Sh
         raise NativeUnavailableError("a model that normalizes queries and keys of all heads together is not divided")
     if any(layer.sinks is not None or layer.down.inputs != blueprint.mlp for layer in blueprint.layers):
         raise NativeUnavailableError("a model with sinks or perceptrons of several sizes is not divided")
-    kv_heads = _part(blueprint.kv_heads, 1, rank, size)
-    hidden, mlp = _part(blueprint.hidden, UNIT, rank, size), _part(blueprint.mlp, UNIT, rank, size)
-    vocab = _part(blueprint.head.outputs, UNIT, rank, size)
+    kv_heads = _range_of(blueprint.kv_heads, 1, rank, size)
+    hidden, mlp = _range_of(blueprint.hidden, UNIT, rank, size), _range_of(blueprint.mlp, UNIT, rank, size)
+    vocab = _range_of(blueprint.head.outputs, UNIT, rank, size)
     group = blueprint.heads // blueprint.kv_heads
-    own = replace(
+    part = replace(
         blueprint,
         heads=len(kv_heads) * group,
         kv_heads=len(kv_heads),
@@ -143,18 +136,18 @@ def divide(blueprint: Blueprint, rank: int, size: int, memory: TeamMemory) -> Sh
         layers=tuple(_layer(layer, blueprint, len(kv_heads), len(hidden), len(mlp)) for layer in blueprint.layers),
     )
     vocab = range(vocab.start, min(vocab.stop, blueprint.vocab))
-    return Share(rank, size, own, blueprint, kv_heads, hidden, mlp, vocab, memory)
+    return Share(rank, size, part, blueprint, kv_heads, hidden, mlp, vocab, memory)
 
 
-def _part(count: int, unit: int, rank: int, size: int) -> range:
+def _range_of(count: int, unit: int, rank: int, size: int) -> range:
     """Return the part of `count` numbers in whole units; parts differ by one unit at most."""
     units = -(-count // unit)
     return range(min(count, units * rank // size * unit), min(count, units * (rank + 1) // size * unit))
 
 
 def _layer(layer: LayerBlueprint, whole: Blueprint, kv_heads: int, hidden: int, mlp: int) -> LayerBlueprint:
-    def share(part: LinearBlueprint, own: int, of: int) -> LinearBlueprint:
-        return replace(part, outputs=part.outputs * own // of)
+    def share(part: LinearBlueprint, count: int, of: int) -> LinearBlueprint:
+        return replace(part, outputs=part.outputs * count // of)
 
     return replace(
         layer,
@@ -167,40 +160,33 @@ def _layer(layer: LayerBlueprint, whole: Blueprint, kv_heads: int, hidden: int, 
 
 class ShareWeights(Weights):
     def __init__(self, weights: Weights, share: Share) -> None:
-        self._weights, self._rows = weights, _rows_by_name(share)
+        self._weights = weights
+        # for each weight and bias, the rows of the whole that belong to the share
+        self._rows: dict[str, list[range]] = {}
+        whole, dim = share.whole, share.whole.head_dim
+        queries = range(share.first_head * dim, share.kv_heads.stop * share.group * dim)
+        keys = range(share.kv_heads.start * dim, share.kv_heads.stop * dim)
+        first_key, first_value = whole.heads * dim, (whole.heads + whole.kv_heads) * dim
+        parts: list[tuple[LinearBlueprint, list[range]]] = [(whole.head, [share.vocab])]
+        for layer in whole.layers:
+            qkv = [[queries], [keys], [keys]]
+            if len(layer.qkv) == 1:
+                qkv = [[queries, _after(keys, first_key), _after(keys, first_value)]]
+            is_fused = whole.is_gated and len(layer.gate_up) == 1
+            gate_up = [share.mlp, _after(share.mlp, whole.mlp)] if is_fused else [share.mlp]
+            parts += zip(layer.qkv, qkv, strict=True)
+            parts += [(part, gate_up) for part in layer.gate_up]
+            parts += [(layer.output, [share.hidden]), (layer.down, [share.hidden])]
+        for part, rows in parts:
+            self._rows |= dict.fromkeys(part.names, rows)
+        self._rows[whole.embedding] = [share.vocab]
 
     def get(self, name: str) -> Tensor:
         whole, rows = self._weights.get(name), self._rows.get(name)
-        if rows is None:
-            return whole
-        return torch.cat([whole[part.start : part.stop] for part in rows])
+        return whole if rows is None else torch.cat([whole[part.start : part.stop] for part in rows])
 
     def release(self, name: str) -> None:
         self._weights.release(name)
-
-
-def _rows_by_name(share: Share) -> dict[str, list[range]]:
-    found: dict[str, list[range]] = {}
-    whole = share.whole
-    found |= {name: [share.vocab] for name in (*whole.head.names, whole.embedding)}
-    dim, group = whole.head_dim, share.group
-    heads = range(share.kv_heads.start * group * dim, share.kv_heads.stop * group * dim)
-    keys = range(share.kv_heads.start * dim, share.kv_heads.stop * dim)
-    first_key, first_value = whole.heads * dim, (whole.heads + whole.kv_heads) * dim
-    fused = [heads, _after(keys, first_key), _after(keys, first_value)]
-    for layer in whole.layers:
-        each = [fused] if len(layer.qkv) == 1 else [[heads], [keys], [keys]]
-        is_fused = whole.is_gated and len(layer.gate_up) == 1
-        both = [[share.mlp, _after(share.mlp, whole.mlp)]] if is_fused else [[share.mlp]] * len(layer.gate_up)
-        parts: list[tuple[LinearBlueprint, Sequence[range]]] = [
-            *zip(layer.qkv, each, strict=True),
-            *zip(layer.gate_up, both, strict=True),
-            (layer.output, [share.hidden]),
-            (layer.down, [share.hidden]),
-        ]
-        for part, rows in parts:
-            found |= {name: list(rows) for name in part.names}
-    return found
 
 
 def _after(part: range, start: int) -> range:
