@@ -16,7 +16,6 @@ github.com/deepseek-ai/DeepSpec.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.core.errors import ModelLoadError
-from draftree.core.files import MALFORMED, read_json
+from draftree.core.files import MALFORMED, read_json, write_json
 
 CONFIDENCE = "confidence.json"
 FORMAT = 1
@@ -88,9 +87,7 @@ def _log_sigmoid(value: float) -> float:
 def write_calibration(calibration: Calibration, folder: Path) -> None:
     """Write the map beside a head."""
     values = {"format": FORMAT, "greedy": calibration.greedy, "sampled": calibration.sampled}
-    unfinished = folder / f"{CONFIDENCE}.part"
-    unfinished.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-    unfinished.replace(folder / CONFIDENCE)
+    write_json(folder / CONFIDENCE, values, indent=1)
 
 
 def read_calibration(folder: Path) -> Calibration | None:
@@ -102,13 +99,11 @@ def read_calibration(folder: Path) -> Calibration | None:
         values = read_json(path)
         if values["format"] != FORMAT:
             raise ModelLoadError(f"{path} has format {values['format']!r}, and this program reads {FORMAT}")
-        return Calibration(_pairs(values["greedy"]), _pairs(values["sampled"]))
+        return Calibration(
+            *(tuple((float(slope), float(offset)) for slope, offset in values[kind]) for kind in ("greedy", "sampled"))
+        )
     except (OSError, *MALFORMED) as reason:
         raise ModelLoadError(f"{path} is damaged ({reason!r}): delete it or get the head again") from reason
-
-
-def _pairs(values: Sequence[Sequence[float]]) -> tuple[tuple[float, float], ...]:
-    return tuple((float(slope), float(offset)) for slope, offset in values)
 
 
 RECIPE = "recipe.json"

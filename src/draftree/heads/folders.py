@@ -6,7 +6,6 @@ A folder has the first layout of `LAYOUTS` that recognises it. Our own heads are
 from __future__ import annotations
 
 import importlib
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from draftree.core.errors import (
     ModelNotFoundError,
     UnsupportedModelError,
 )
+from draftree.core.files import write_json
 from draftree.heads.base import Head
 from draftree.heads.config import DFLASH, DSPARK, EAGLE, EAGLE3, MEDUSA, MTP, PEAGLE, HeadConfig
 from draftree.heads.layouts import CONFIG, SAFE, HeadFolder, Layout, dflash, dspark, eagle, medusa, mtp, speculators
@@ -140,8 +140,11 @@ def read_head(folder: str | os.PathLike[str], *, dtype: torch.dtype | None = Non
         with torch.device("meta"):
             head = head_class(config.kind)(config, vocabulary)
         require_tensors(parameters, head.state_dict(), layout.NAME)
-    _fill(head, parameters, dtype or widest_dtype(parameters), torch.device(device))
-    return head
+    dtype = dtype or widest_dtype(parameters)
+    head.load_state_dict({name: tensor.to(device, dtype) for name, tensor in parameters.items()}, assign=True)
+    head.requires_grad_(False)
+    head.vocabulary = head.vocabulary.to(torch.device(device))
+    return head.eval()
 
 
 def write_head(head: Head, folder: str | os.PathLike[str]) -> None:
@@ -154,14 +157,12 @@ def write_folder(folder: Path, values: Mapping[str, Any], tensors: Mapping[str, 
     from safetensors.torch import save_file
 
     stored = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    values = {**values, "torch_dtype": str(widest_dtype(stored)).removeprefix("torch.")}
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = folder / f"{SAFE}.part"
     save_file(stored, unfinished, metadata={"format": "pt"})
     unfinished.replace(folder / SAFE)
-    unfinished = folder / f"{CONFIG}.part"
-    unfinished.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    unfinished.replace(folder / CONFIG)
+    dtype = str(widest_dtype(stored)).removeprefix("torch.")
+    write_json(folder / CONFIG, {**values, "torch_dtype": dtype}, indent=2)
 
 
 def layout_of(folder: HeadFolder) -> Layout:
@@ -188,12 +189,3 @@ def _opened(folder: str | os.PathLike[str]) -> Iterator[HeadFolder]:
         raise ModelLoadError(f"'{path}': {error}") from error
     except ModelError as error:
         raise type(error)(f"'{path}': {error}") from error
-
-
-def _fill(head: Head, parameters: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device) -> None:
-    """Give a head without memory its parameters."""
-    head.load_state_dict({name: tensor.to(device, dtype) for name, tensor in parameters.items()}, assign=True)
-    for parameter in head.parameters():
-        parameter.requires_grad_(False)
-    head.vocabulary = head.vocabulary.to(device)
-    head.eval()

@@ -49,43 +49,22 @@ def exported_tensors(head: Head, target: ExportTarget, *, with_output: bool) -> 
 
     The target's rows of the output head are added on demand if the head has none of its own.
     """
-    found = {name: tensor.detach().cpu() for name, tensor in head.state_dict().items()}
-    if with_output and OUTPUT not in found:
+    tensors = {name: tensor.detach().cpu() for name, tensor in head.state_dict().items()}
+    if with_output and OUTPUT not in tensors:
         rows = target.output[head.vocabulary.ids.to(target.output.device)]
-        found[OUTPUT] = rows.to("cpu", widest_dtype(found))
-    return found | maps_of(head.vocabulary)
+        tensors[OUTPUT] = rows.to("cpu", widest_dtype(tensors))
+    return tensors | maps_of(head.vocabulary)
 
 
-def with_equal_biases(tensors: Mapping[str, Tensor], config: HeadConfig) -> dict[str, Tensor]:
-    """Return the tensors with a bias in all products of attention, if any of them has one.
-
-    One switch of these layouts stands for all four products; zeros are added where a bias is missing.
-    """
-    found = dict(tensors)
-    if config.attention_bias == config.output_bias:
-        return found
-    for index in range(config.num_layers):
-        for name in ("q", "k", "v", "o"):
-            product = f"layers.{index}.self_attn.{name}_proj"
-            weight = found[f"{product}.weight"]
-            found.setdefault(f"{product}.bias", weight.new_zeros(weight.shape[0]))
-    return found
-
-
-def refuse(config: HeadConfig, layout: str, reasons: Mapping[str, bool]) -> None:
-    """Raise an error if any reason is true."""
-    found = [reason for reason, holds in reasons.items() if holds]
-    if found:
-        raise ConfigurationError(f"a head of kind '{config.kind}' cannot be exported to {layout}: {'; '.join(found)}")
-
-
-def require_width(config: HeadConfig, target: ExportTarget) -> None:
-    """Check that the target is the one that the head was made for."""
-    found = (target.hidden, target.output.shape[0])
-    if found != (config.target_hidden, config.vocab_size):
+def require_exportable(config: HeadConfig, target: ExportTarget, layout: str, reasons: Mapping[str, bool]) -> None:
+    """Check that no reason against a layout is true, and that the target is the one that the head was made for."""
+    if failed := [reason for reason, holds in reasons.items() if holds]:
+        raise ConfigurationError(f"a head of kind '{config.kind}' cannot be exported to {layout}: {'; '.join(failed)}")
+    hidden, vocab_size = target.hidden, target.output.shape[0]
+    if (hidden, vocab_size) != (config.target_hidden, config.vocab_size):
         raise ConfigurationError(
             f"the head was made for hidden states of {config.target_hidden} and a vocabulary of {config.vocab_size}, "
-            f"and '{target.name}' has {found[0]} and {found[1]}: name its target"
+            f"and '{target.name}' has {hidden} and {vocab_size}: name its target"
         )
 
 
@@ -102,41 +81,36 @@ VLLM_KINDS = (EAGLE3, PEAGLE, DFLASH, DSPARK)
 def export_for_vllm(head: Head, target: ExportTarget, folder: Path) -> list[str]:
     """Write a head for vLLM into a new or empty folder, and return the command lines that serve it."""
     config = head.config
-    refuse(config, SPECULATORS, _vllm_reasons(config))
-    require_width(config, target)
+    require_exportable(config, target, SPECULATORS, _vllm_reasons(config))
     require_empty(folder)
     tensors = exported_tensors(head, target, with_output=config.kind in (EAGLE3, PEAGLE) or not config.is_full)
-    tensors = with_equal_biases(tensors, config)
-    write_folder(folder, _vllm_values(config, target), tensors)
-    return vllm_commands(config, target, folder)
-
-
-def vllm_commands(config: HeadConfig, target: ExportTarget, folder: Path) -> list[str]:
-    asked: dict[str, Any] = {"model": str(folder), "num_speculative_tokens": _num_tokens(config)}
-    asked["method"] = EAGLE3 if config.kind == PEAGLE else config.kind
-    if config.kind == PEAGLE:
-        asked["parallel_drafting"] = True
-    return [f"vllm serve {target.name} --speculative-config '{json.dumps(asked)}'"]
-
-
-def _num_tokens(config: HeadConfig) -> int:
+    if config.attention_bias != config.output_bias:
+        # one switch of this layout stands for the biases of all four products of attention
+        for index in range(config.num_layers):
+            for name in ("q", "k", "v", "o"):
+                product = f"layers.{index}.self_attn.{name}_proj"
+                weight = tensors[f"{product}.weight"]
+                tensors.setdefault(f"{product}.bias", weight.new_zeros(weight.shape[0]))
+    depth = config.depth
     if config.is_block:
-        return config.block_size - (0 if config.anchor_predicts else 1)
-    return config.depth
-
-
-def _vllm_values(config: HeadConfig, target: ExportTarget) -> dict[str, Any]:
-    changed = config.changed(
-        features=features_of(config, target),
-        target_name=target.name,
-        target_architecture=target.architecture,
-        depth=_num_tokens(config),
-        attention_bias=config.attention_bias or config.output_bias,
+        depth = config.block_size - (0 if config.anchor_predicts else 1)
+    values = speculators.values(
+        config.changed(
+            features=features_of(config, target),
+            target_name=target.name,
+            target_architecture=target.architecture,
+            depth=depth,
+            attention_bias=config.attention_bias or config.output_bias,
+        )
     )
-    values = speculators.values(changed)
     if config.is_block:
         values[speculators.LAYERS]["model_type"] = QWEN3  # the layers of DFlash are those of Qwen3
-    return values
+    write_folder(folder, values, tensors)
+    options: dict[str, Any] = {"model": str(folder), "num_speculative_tokens": depth}
+    options["method"] = EAGLE3 if config.kind == PEAGLE else config.kind
+    if config.kind == PEAGLE:
+        options["parallel_drafting"] = True
+    return [f"vllm serve {target.name} --speculative-config '{json.dumps(options)}'"]
 
 
 def _vllm_reasons(config: HeadConfig) -> dict[str, bool]:
@@ -165,32 +139,20 @@ NUM_FEATURES = 3
 def export_for_sglang(head: Head, target: ExportTarget, folder: Path) -> list[str]:
     """Write a head for SGLang into a new or empty folder, and return the command lines that serve it."""
     config = head.config
-    refuse(config, SGLANG, _sglang_reasons(config, target))
-    require_width(config, target)
+    require_exportable(config, target, SGLANG, _sglang_reasons(config, target))
     require_empty(folder)
     tensors = exported_tensors(head, target, with_output=config.kind == EAGLE3)
-    if config.kind == EAGLE3:
-        tensors = eagle.with_their_names(tensors)
-    write_folder(folder, _sglang_values(config, target), tensors)
-    return sglang_commands(config, target, folder)
-
-
-def sglang_commands(config: HeadConfig, target: ExportTarget, folder: Path) -> list[str]:
     start = f"python -m sglang.launch_server --model-path {target.name}"
+    changed = config.changed(features=features_of(config, target))
     if config.kind == DFLASH:
+        write_folder(folder, {**dflash.values(changed), "num_target_layers": target.num_layers}, tensors)
         return [f"{start} --speculative-algorithm DFLASH --speculative-draft-model-path {folder}"]
+    write_folder(folder, eagle.values(changed), eagle.with_their_names(tensors))
     return [
         f"{start} --speculative-algorithm EAGLE3 --speculative-draft-model-path {folder} "
         f"--speculative-num-steps {config.depth} --speculative-eagle-topk 1 "
         f"--speculative-num-draft-tokens {config.depth + 1}"
     ]
-
-
-def _sglang_values(config: HeadConfig, target: ExportTarget) -> dict[str, Any]:
-    changed = config.changed(features=features_of(config, target))
-    if config.kind == DFLASH:
-        return {**dflash.values(changed), "num_target_layers": target.num_layers}
-    return eagle.values(changed)
 
 
 def _sglang_reasons(config: HeadConfig, target: ExportTarget) -> dict[str, bool]:

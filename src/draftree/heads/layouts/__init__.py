@@ -9,10 +9,11 @@ they are read, and decoder layers in the configurations of transformers.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, final
+from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor
@@ -74,35 +75,30 @@ class Values:
     def layers(self, name: str) -> tuple[int, ...]:
         """Return the indices of layers, which are required."""
         self.require(name)
-        value = self.get(name)
-        if not isinstance(value, list) or any(isinstance(one, bool) or not isinstance(one, int) for one in value):
-            raise self._wrong(name, "a list of layers")
-        return tuple(value)
+        return tuple(self._list(name, int, "a list of layers"))
 
     def texts(self, name: str) -> tuple[str, ...]:
         """Return the strings of a list; empty if it is missing."""
-        value = [] if self.get(name) is None else self.get(name)
-        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-            raise self._wrong(name, "a list of strings")
-        return tuple(value)
+        return tuple(self._list(name, str, "a list of strings"))
 
     def part(self, name: str, *, optional: bool = False) -> Values:
         """Return an object inside this one; a missing optional one is empty."""
         if not optional:
             self.require(name)
-        value = {} if self.get(name) is None else self.get(name)
-        if not isinstance(value, Mapping):
-            raise self._wrong(name, "an object")
-        return Values(value, name)
+        return Values(self._typed(name, {}, Mapping, "an object"), name)
 
     def parts(self, name: str) -> list[Values]:
         """Return the objects of a list that has at least one; empty if it is missing."""
-        value = self.get(name)
-        if value is None:
-            return []
-        if not isinstance(value, list) or not value or not all(isinstance(one, Mapping) for one in value):
+        values = self._list(name, Mapping, "a list of objects")
+        if not values and self.get(name) is not None:
             raise self._wrong(name, "a list of objects")
-        return [Values(one, name) for one in value]
+        return [Values(value, name) for value in values]
+
+    def _list(self, name: str, kind: Any, words: str) -> list[Any]:
+        values: list[Any] = self._typed(name, [], list, words)
+        if not all(isinstance(value, kind) and not isinstance(value, bool) for value in values):
+            raise self._wrong(name, words)
+        return values
 
     def _wrong(self, name: str, kind: str) -> ModelLoadError:
         return ModelLoadError(f"{self.place} has {name}={self.get(name)!r}: it must be {kind}")
@@ -184,7 +180,6 @@ def layers_json(config: HeadConfig) -> dict[str, Any]:
     }
 
 
-T = TypeVar("T")
 CONFIG = "config.json"
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"
@@ -233,33 +228,34 @@ class HeadFolder:
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of each tensor by name. Values are not read."""
-        found: dict[str, tuple[int, ...]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         for file in self.files:
             if file.endswith(".safetensors"):
-                found |= self._safe(
-                    file, lambda held: {n: tuple(held.get_slice(n).get_shape()) for n in list(held.keys())}
-                )
+                with self._safe(file) as held:
+                    shapes |= {name: tuple(held.get_slice(name).get_shape()) for name in list(held.keys())}
             else:
-                found |= {name: tuple(tensor.shape) for name, tensor in self._unpickled(file, "meta").items()}
-        return found
+                shapes |= {name: tuple(tensor.shape) for name, tensor in self._unpickled(file, "meta").items()}
+        return shapes
 
     def tensors(self, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, Tensor]:
         """Return the tensors with wanted names, on the host."""
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for file in self.files:
             if file.endswith(".safetensors"):
-                found |= self._safe(file, lambda held: {n: held.get_tensor(n) for n in list(held.keys()) if wanted(n)})
+                with self._safe(file) as held:
+                    tensors |= {name: held.get_tensor(name) for name in list(held.keys()) if wanted(name)}
             else:
-                found |= {name: tensor for name, tensor in self._unpickled(file, "cpu").items() if wanted(name)}
-        return found
+                tensors |= {name: tensor for name, tensor in self._unpickled(file, "cpu").items() if wanted(name)}
+        return tensors
 
-    def _safe(self, file: str, read: Callable[[Any], dict[str, T]]) -> dict[str, T]:
+    @contextmanager
+    def _safe(self, file: str) -> Iterator[Any]:
         from safetensors import SafetensorError, safe_open
 
         check_safetensors(self.path / file)
         try:
-            with safe_open(self.path / file, framework="pt") as opened:
-                return read(opened)
+            with safe_open(self.path / file, framework="pt") as held:
+                yield held
         except (OSError, SafetensorError, ValueError) as reason:
             raise _damaged(file, reason) from reason
 
@@ -273,9 +269,8 @@ class HeadFolder:
         return {str(name): value for name, value in held.items()}
 
     def _json(self, name: str) -> dict[str, Any]:
-        path = self.path / name
         try:
-            return read_json(path)
+            return read_json(self.path / name)
         except (FileNotFoundError, JsonError) as reason:
             raise _damaged(name, reason) from reason
 
