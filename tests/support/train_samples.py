@@ -15,7 +15,7 @@ from draftree.heads.base import FeatureHead, TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.models.base import EmbeddingFacts
 from draftree.train.data.shards import Text, TopRows
-from draftree.train.head import HeadShape, fresh_head, head_config
+from draftree.train.head import HeadOptions, fresh_head, head_config
 from draftree.train.head_trainee import HeadTrainee
 from draftree.train.settings import Limits, TrainSettings
 
@@ -126,7 +126,7 @@ def tiny_head(*, draft_vocab: int = VOCAB, seed: int = 0, **shape: Any) -> Featu
     """A new head for the tiny target; a draft vocabulary of the first tokens."""
     parts = target_parts()
     config = head_config(
-        tiny_target().config, parts, FEATURES, HeadShape(**shape), draft_vocab=draft_vocab, depth=3, name="tiny"
+        tiny_target().config, parts, FEATURES, HeadOptions(**shape), draft_vocab=draft_vocab, depth=3, name="tiny"
     )
     vocabulary = DraftVocabulary(torch.arange(draft_vocab), VOCAB)
     return fresh_head(config, vocabulary, parts, trains_output=False, seed=seed)

@@ -216,9 +216,15 @@ def head_of(
         option("Train the output head too; it stays the target's if not given.", panel=HEAD, names="--train-output"),
     ] = False,
 ) -> HeadOptions:
-    from draftree.train.head import HeadOptions, HeadShape
+    from draftree.train.head import HeadOptions
 
-    return HeadOptions(HeadShape(layers, trains_output=train_output), draft_vocab, layers_of(features), start)
+    return HeadOptions(
+        layers=layers,
+        draft_vocab=draft_vocab,
+        features=layers_of(features),
+        trains_output=train_output,
+        start=start,
+    )
 
 
 LEAST_TOKENS = 1.1

@@ -30,7 +30,6 @@ from draftree.train.batches import Batch
 from draftree.train.finishing import TrainingResult, earlier_runs
 from draftree.train.head import (
     HeadOptions,
-    HeadShape,
     continued,
     fill_fresh,
     finish_head,
@@ -79,8 +78,8 @@ def start_block(
         if not isinstance(given, Eagle3Head):
             return continued(_require_block(given, start, settings, markov_rank), prepared, options)
     if given is None:
-        shape = HeadShape(options.shape.layers, options.shape.intermediate)
-        base, vocabulary = new_config(prepared, settings, replace(options, shape=shape), note)
+        plain = replace(options, fc_norm=False, norm_output=False)
+        base, vocabulary = new_config(prepared, settings, plain, note)
     else:
         variants = [name for name in VARIANTS if getattr(given.config, name)]
         if variants or given.config.hidden != parts.hidden:
@@ -88,7 +87,7 @@ def start_block(
             raise ConfigurationError(
                 f"a block head cannot start from this head: {reason}; leave out --from for a new one"
             )
-        base, vocabulary = given.config.changed(num_layers=options.shape.layers), given.vocabulary
+        base, vocabulary = given.config.changed(num_layers=options.layers), given.vocabulary
     counts = prepared.data.counts(answers_only=False)
     config = base.changed(
         kind=DSPARK,
@@ -103,7 +102,7 @@ def start_block(
         anchor_predicts=True,
     )
     data = scaled(prepared, config)
-    head = fresh_block_head(config, vocabulary, parts, trains_output=options.shape.trains_output, seed=settings.seed)
+    head = fresh_block_head(config, vocabulary, parts, trains_output=options.trains_output, seed=settings.seed)
     if given is not None:
         given.bind(parts)
         unfold(given, data.sizes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,30 +46,52 @@ SPREAD = 0.02
 """Standard deviation of random first weights."""
 
 
+DRAFT_VOCAB = 8192
+"""Size of the draft vocabulary of a new head, unless the user chooses another."""
+LEAST_COVERAGE = 0.97
+
+
 @dataclass(frozen=True, slots=True)
-class HeadShape:
-    """Sizes and variants of a new head that the user chooses.
+class HeadOptions:
+    """Sizes and variants of a new head, or the head that training starts from.
 
     Attributes:
         layers: number of decoder layers.
         intermediate: inner width of the perceptron; None for the target's.
         fc_norm: whether each hidden state has a norm of its own before the first product (EAGLE-3.1).
         norm_output: whether states are recycled after the final norm (EAGLE-3.1).
+        draft_vocab: size of the draft vocabulary; None for `DRAFT_VOCAB`.
+        features: hidden states that it reads, among those of the data; None for all.
         trains_output: whether the output head is trained; otherwise it stays the target's rows.
+        start: folder of a head that training starts from; None for a new one.
     """
 
     layers: int = 1
     intermediate: int | None = None
     fc_norm: bool = False
     norm_output: bool = False
+    draft_vocab: int | None = None
+    features: tuple[int, ...] | None = None
     trains_output: bool = False
+    start: Path | None = None
+
+    def __post_init__(self) -> None:
+        require_positive(self, "draft_vocab")
+
+    def require_sizes_of_start(self, *, but: str = "") -> None:
+        """Raise if sizes or variants are chosen that the head has from which training starts."""
+        own = (but, "trains_output", "start")
+        if chosen := [f.name for f in fields(self) if f.name not in own and getattr(self, f.name) != f.default]:
+            raise ConfigurationError(
+                f"sizes and variants are those of the head that training starts from: leave out {', '.join(chosen)}"
+            )
 
 
 def head_config(
     model_config: Any,
     parts: TargetParts,
     features: Sequence[int],
-    shape: HeadShape,
+    options: HeadOptions,
     *,
     draft_vocab: int,
     depth: int,
@@ -92,16 +114,16 @@ def head_config(
         vocab_size=parts.vocab_size,
         draft_vocab_size=draft_vocab,
         depth=depth,
-        num_layers=shape.layers,
+        num_layers=options.layers,
         num_heads=heads,
         num_kv_heads=int(getattr(model_config, "num_key_value_heads", None) or heads),
         head_dim=dim + dim % 2,
-        intermediate=shape.intermediate or int(getattr(model_config, "intermediate_size", 0) or 4 * hidden),
+        intermediate=options.intermediate or int(getattr(model_config, "intermediate_size", 0) or 4 * hidden),
         epsilon=float(getattr(model_config, "rms_norm_eps", 1e-6)),
         rope={"rope_type": "default", "rope_theta": float(rope.get("rope_theta", 10000.0))},
         max_length=int(getattr(model_config, "max_position_embeddings", 2048)),
-        fc_norm=shape.fc_norm,
-        norm_output=shape.norm_output,
+        fc_norm=options.fc_norm,
+        norm_output=options.norm_output,
         own_embedding=False,
         own_output=True,
         target_name=name,
@@ -165,39 +187,6 @@ def norm_gain(parts: TargetParts) -> Tensor:
 
 
 AnyHead = TypeVar("AnyHead", bound=Head)
-DRAFT_VOCAB = 8192
-"""Size of the draft vocabulary of a new head, unless the user chooses another."""
-LEAST_COVERAGE = 0.97
-
-
-@dataclass(frozen=True, slots=True)
-class HeadOptions:
-    """Options of a new head.
-
-    Attributes:
-        shape: sizes and variants.
-        draft_vocab: size of the draft vocabulary; None for `DRAFT_VOCAB`.
-        features: hidden states that it reads, among those of the data; None for all.
-        start: folder of a head that training starts from; None for a new one.
-    """
-
-    shape: HeadShape = field(default_factory=HeadShape)
-    draft_vocab: int | None = None
-    features: tuple[int, ...] | None = None
-    start: Path | None = None
-
-    def __post_init__(self) -> None:
-        require_positive(self, "draft_vocab")
-
-    def require_sizes_of_start(self, *, but: str = "") -> None:
-        """Raise if sizes or variants are chosen that the head has from which training starts."""
-        new = HeadShape(trains_output=self.shape.trains_output)
-        given = [name for name in ("draft_vocab", "features") if getattr(self, name) is not None]
-        given += [own.name for own in fields(new) if getattr(self.shape, own.name) != getattr(new, own.name)]
-        if refused := [name for name in given if name != but]:
-            raise ConfigurationError(
-                f"sizes and variants are those of the head that training starts from: leave out {', '.join(refused)}"
-            )
 
 
 def train_head(
@@ -235,7 +224,7 @@ def start(
     """Return the head before training, and the data with the hidden states that it reads."""
     if options.start is None:
         config, vocabulary = new_config(prepared, settings, options, note)
-        trains_output = options.shape.trains_output
+        trains_output = options.trains_output
         head = fresh_head(config, vocabulary, prepared.parts, trains_output=trains_output, seed=settings.seed)
         return placed(head, prepared), scaled(prepared, config)
     options.require_sizes_of_start()
@@ -260,7 +249,7 @@ def new_config(
         prepared.config,
         prepared.parts,
         [stored[place] for place in chosen_features(options.features, stored, prepared.parts.num_layers)],
-        options.shape,
+        options,
         draft_vocab=len(vocabulary),
         depth=settings.depth,
         name=prepared.loaded.name,
@@ -272,7 +261,7 @@ def continued(head: AnyHead, prepared: Prepared, options: HeadOptions) -> tuple[
     """Return a head from which training starts, in float32 before, and the data with the hidden states it reads."""
     head.bind(prepared.parts)
     for name, parameter in head.named_parameters():
-        parameter.requires_grad_(options.shape.trains_output or not name.startswith(("lm_head", "embed_tokens")))
+        parameter.requires_grad_(options.trains_output or not name.startswith(("lm_head", "embed_tokens")))
     data = scaled(prepared, head.config)
     unfold(head, data.sizes)
     return placed(head, prepared), data

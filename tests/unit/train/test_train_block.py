@@ -15,7 +15,7 @@ from draftree.heads.base import BlockRows, TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.train.batches import collate
 from draftree.train.block import GAIN_SIZE, OUTPUT_SIZE, OUTPUTS, BlockTrainee, fresh_block_head, seed_block
-from draftree.train.head import HeadShape, head_config
+from draftree.train.head import HeadOptions, head_config
 from draftree.train.loop import Processes, TrainingRun
 from draftree.train.settings import Limits
 from train_samples import (
@@ -38,7 +38,7 @@ BLOCK = 3
 def block_head(*, markov_rank: int = 8, layers: int = 1, parts: TargetParts | None = None):  # type: ignore[no-untyped-def]
     parts = parts or target_parts()
     base = head_config(
-        tiny_target().config, parts, FEATURES, HeadShape(layers), draft_vocab=VOCAB, depth=BLOCK, name="tiny"
+        tiny_target().config, parts, FEATURES, HeadOptions(layers), draft_vocab=VOCAB, depth=BLOCK, name="tiny"
     )
     config = base.changed(
         kind="dspark", qk_norm=True, block_size=BLOCK, mask_token_id=0, markov_rank=markov_rank, anchor_predicts=True
