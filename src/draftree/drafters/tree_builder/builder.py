@@ -18,9 +18,11 @@ from __future__ import annotations
 
 import heapq
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -73,10 +75,7 @@ class Shape:
 
     @property
     def num_nodes(self) -> int:
-        total, level = 0, 1
-        for width in self.widths:
-            level *= width
-            total += level
+        total = sum(accumulate(self.widths, operator.mul))
         return total if self.num_best is None else min(total, self.num_best)
 
     @property
@@ -328,7 +327,9 @@ class TreeBuilder:
         self._salts = (place,) if place else ()
         self._shares_noise = shares_noise and draw is Draw.FREE
         self._corrector = corrector
-        self._calibration, self._sharpness = calibration, sharpness
+        # without the request's noise, scores are those of another choice
+        self._calibration = calibration if self._shares_noise else None
+        self._sharpness = sharpness
 
     def reserve(self, num_sequences: int, length: int) -> None:
         """Make room in the stepper's slots, at most for its context length."""
@@ -351,44 +352,32 @@ class TreeBuilder:
         ]
         active = [g for g in growing if g.budget.num_nodes and g.budget.depth and self.stepper.is_ready(g.state)]
         if active and self._is_one_call(active):
-            self._grow_at_once(active)
+            widths = TreeWidths(self._shape.widths, self._shape.num_best is not None)
+            trees = self.stepper.trees([g.state for g in active], widths, [self._search_of(g) for g in active])
+            for g, tree in zip(active, trees, strict=True):
+                g.tokens, g.parents, g.scores = tree
         else:
-            self._grow_levels(active)
+            with torch.inference_mode():
+                for level, width in enumerate(self._shape.widths):
+                    if not (active := [g for g in active if g.frontier and level < g.budget.depth]):
+                        break
+                    self._choose(active, self._feed(active, level), width)
         return [self._tree(g) for g in growing]
-
-    @torch.inference_mode()
-    def _grow_levels(self, active: Sequence[GrowingTree]) -> None:
-        level = 0
-        while active:
-            self._choose(active, self._feed(active, level), self._shape.widths[level])
-            level += 1
-            active = [g for g in active if g.frontier and level < g.budget.depth]
 
     def _noise(self, state: Stepped) -> Noise:
         noise = state.view.controls.noise
         return noise if self._shares_noise else noise.stream("draft", len(state.view.history), *self._salts)
 
-    @property
-    def _is_mapped(self) -> bool:
-        return self._shares_noise and self._calibration is not None
-
     def _is_one_call(self, active: Sequence[GrowingTree]) -> bool:
         """Return whether the stepper grows all levels itself: children are chosen by temperature and noise only."""
-        if self._draw is not Draw.FREE or max(self._shape.widths) > self.stepper.most_children:
-            return False
-        if self._shape.num_extended is not None or self._corrector is not None:
-            return False
-        if not self._is_mapped and self._asks_confidence(active):
-            return False
-        controls = [g.state.view.controls for g in active]
-        return not any(own.processors or own.filters for own in controls)
-
-    def _grow_at_once(self, active: Sequence[GrowingTree]) -> None:
-        """Set the nodes of trees that the stepper grows."""
-        shape = TreeWidths(self._shape.widths, self._shape.num_best is not None)
-        found = self.stepper.trees([g.state for g in active], shape, [self._search_of(g) for g in active])
-        for g, tree in zip(active, found, strict=True):
-            g.tokens, g.parents, g.scores = tree
+        return (
+            self._draw is Draw.FREE
+            and max(self._shape.widths) <= self.stepper.most_children
+            and self._shape.num_extended is None
+            and self._corrector is None
+            and (self._calibration is not None or not self._asks_confidence(active))
+            and not any(g.state.view.controls.processors or g.state.view.controls.filters for g in active)
+        )
 
     def _search_of(self, g: GrowingTree) -> TreeSearch:
         """Return how the nodes of a tree are chosen."""
@@ -396,7 +385,7 @@ class TreeBuilder:
         temperature = g.state.view.controls.sharpened(self._sharpness).temperature
         levels = range(min(budget.depth, budget.num_nodes))
         noise = [(g.noise.keys(start + level), temperature) if temperature else None for level in levels]
-        if self._calibration is None or not self._shares_noise:
+        if self._calibration is None:
             return TreeSearch(budget.num_nodes, noise, (), 0.0, -math.inf)
         maps = [self._calibration.map_of(level, is_sampled=temperature > 0) for level in levels]
         least_score = math.log(budget.min_survival) if budget.min_survival else -math.inf
@@ -404,12 +393,12 @@ class TreeBuilder:
 
     def _feed(self, active: Sequence[GrowingTree], level: int) -> Logits:
         """Run a pass over all frontiers; the first one also reads the unread tokens of the texts."""
-        states = [g.state for g in active]
+        states, corrector = [g.state for g in active], self._corrector
         if level == 0:
             logits = self.stepper.catch_up(states, [g.budget.depth for g in active])
-            if self._corrector is not None:
+            if corrector is not None:
                 assert self.stepper.answered is not None, "logits have states"
-                self._corrector.begin(states, logits, self.stepper.answered)
+                corrector.begin(states, logits, self.stepper.answered)
             return logits
         parents = []
         for g in active:
@@ -419,9 +408,9 @@ class TreeBuilder:
                 fed[node] = len(fed)
         tokens = [[g.tokens[n] for n in g.frontier] for g in active]
         logits = self.stepper.feed(states, tokens, parents)
-        if self._corrector is not None:
+        if corrector is not None:
             assert self.stepper.answered is not None, "logits have states"
-            self._corrector.note(states, tokens, logits, self.stepper.answered)
+            corrector.note(states, tokens, logits, self.stepper.answered)
         return logits
 
     def _choose(self, active: Sequence[GrowingTree], logits: Logits, width: int) -> None:
@@ -434,41 +423,29 @@ class TreeBuilder:
             )
             for g in active
         ]
+        num_best, has_draws = self._shape.num_best, self._draw in (Draw.IID, Draw.WITHOUT_REPLACEMENT)
         with Distributions(logits, rows, overwrites=True) as distributions:
-            self._add_children(active, distributions, width)
-
-    def _add_children(self, active: Sequence[GrowingTree], distributions: Distributions, width: int) -> None:
-        num_best = self._shape.num_best
-        tokens, values = self._candidates(active, distributions, width)
-        mapped = self._mapped(active, values)
-        if mapped is not None:
-            values, confidence = mapped, [[math.exp(value) for value in row] for row in mapped]
-        else:
-            confidence = self._confidence(active, distributions, tokens)
-        for index, g in enumerate(active):
-            span, first = distributions.span(index), len(g.tokens)
-            with_distributions = (
-                distributions.of(index).probs() if self._draw in (Draw.IID, Draw.WITHOUT_REPLACEMENT) else None
-            )
-            for row, node in enumerate(g.frontier):
-                place = span.start + row
-                for token, value, sure in zip(tokens[place], values[place], confidence[place], strict=True):
-                    # children are cut by number, never by value: a draw that is inspected must count
-                    if num_best is None and len(g.tokens) == g.budget.num_nodes:
-                        break
-                    if num_best is not None and not g.may_lead(value + g.score_of(node)):
-                        break
-                    # also for NaN: NaN scores yield no children
-                    if not value > float("-inf"):
-                        continue
-                    g.add(
-                        node,
-                        token,
-                        value,
-                        confidence=sure,
-                        distribution=None if with_distributions is None else with_distributions[row],
-                    )
-            self._advance(g, first)
+            tokens, values = self._candidates(active, distributions, width)
+            mapped = self._mapped(active, values)
+            if mapped is not None:
+                values, confidence = mapped, [[math.exp(value) for value in row] for row in mapped]
+            else:
+                confidence = self._confidence(active, distributions, tokens)
+            for index, g in enumerate(active):
+                place, first = distributions.span(index).start, len(g.tokens)
+                draws = distributions.of(index).probs() if has_draws else None
+                for row, node in enumerate(g.frontier):
+                    candidates = zip(tokens[place + row], values[place + row], confidence[place + row], strict=True)
+                    for token, value, sure in candidates:
+                        # children are cut by number, never by value: a draw that is inspected must count
+                        if num_best is None and len(g.tokens) == g.budget.num_nodes:
+                            break
+                        if num_best is not None and not g.may_lead(value + g.score_of(node)):
+                            break
+                        if value > float("-inf"):  # nor NaN: such scores yield no children
+                            distribution = None if draws is None else draws[row]
+                            g.add(node, token, value, confidence=sure, distribution=distribution)
+                self._advance(g, first)
 
     def _candidates(
         self, active: Sequence[GrowingTree], distributions: Distributions, width: int
@@ -509,8 +486,8 @@ class TreeBuilder:
         if not self._asks_confidence(active):
             return [[1.0] * len(row) for row in tokens]
         chosen = torch.tensor(tokens, device=distributions.logits.device)
-        found: list[list[float]] = _log_probs(distributions.logits, chosen).exp().tolist()
-        return found
+        confidence: list[list[float]] = _log_probs(distributions.logits, chosen).exp().tolist()
+        return confidence
 
     @staticmethod
     def _asks_confidence(active: Sequence[GrowingTree]) -> bool:
@@ -518,15 +495,15 @@ class TreeBuilder:
 
     def _advance(self, g: GrowingTree, first: int) -> None:
         """Make the new nodes that can have children the next frontier."""
-        new = range(first, len(g.tokens))
-        if g.budget.min_survival and self._shares_noise and self._calibration is not None:
+        new: Sequence[int] = range(first, len(g.tokens))
+        if g.budget.min_survival and self._calibration is not None:
             g.unsure.update(node for node in new if g.scores[node] < math.log(g.budget.min_survival))
         if self._shape.num_best is not None:
             if len(g.tokens) > g.budget.num_nodes:
                 kept = set(g.best(g.budget.num_nodes))
-                new = [node for node in new if node in kept]  # type: ignore[assignment]
+                new = [node for node in new if node in kept]
         elif len(g.tokens) == g.budget.num_nodes:
-            new = range(0)
+            new = ()
         g.frontier = [node for node in new if node not in g.unsure]
         most = self._shape.num_extended
         if most is not None and len(g.frontier) > most:
