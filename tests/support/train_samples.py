@@ -12,10 +12,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftree.core.noise import Noise, gumbel
 from draftree.heads.base import FeatureHead, TargetParts
+from draftree.heads.eagle import Eagle3Head
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.models.base import EmbeddingFacts
 from draftree.train.data.shards import Text, TopRows
-from draftree.train.head import HeadOptions, fresh_head, head_config
+from draftree.train.head import HeadOptions, fresh, head_config
 from draftree.train.head_trainee import HeadTrainee
 from draftree.train.settings import Limits, TrainSettings
 
@@ -129,7 +130,7 @@ def tiny_head(*, draft_vocab: int = VOCAB, seed: int = 0, **shape: Any) -> Featu
         tiny_target().config, parts, FEATURES, HeadOptions(**shape), draft_vocab=draft_vocab, depth=3, name="tiny"
     )
     vocabulary = DraftVocabulary(torch.arange(draft_vocab), VOCAB)
-    return fresh_head(config, vocabulary, parts, trains_output=False, seed=seed)
+    return fresh(Eagle3Head(config, vocabulary), parts, trains_output=False, seed=seed)
 
 
 def perturbed(head: FeatureHead, scale: float = 0.3, seed: int = 5) -> FeatureHead:

@@ -139,11 +139,7 @@ class Comb:
         return len(self._tokens) + missing <= self._budget.num_nodes
 
     def hang(self, rows: Rows, source: str) -> list[int | None]:
-        """Add a window below the root, lane by lane, complete lanes only.
-
-        Returns:
-            For each lane its last node; None from the first lane on that did not fit.
-        """
+        """Add complete lanes of a window below the root; return their last nodes, None from one on that did not fit."""
         ends: list[int | None] = []
         stem = ROOT
         for lane in zip(*rows, strict=True):

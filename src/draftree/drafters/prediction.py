@@ -38,7 +38,6 @@ class PredictionState(CountedText):
         place: index of the next expected token, or of the one at which the output differed.
         run: number of matching tokens before it.
         is_lost: whether the last token differed from the expected one.
-        num_read: number of processed tokens of the output.
     """
 
     prediction: np.ndarray

@@ -51,12 +51,7 @@ class TextTables(OwnedLearner[Occurrences]):
         self._size = self._num_bytes = 0
 
     def add(self, owner: str | None, tokens: np.ndarray, *, num_new: int) -> None:
-        """Add a text.
-
-        Args:
-            owner: owner of the text; None to leave it out.
-            tokens: the text, with the end of its prompt before it.
-        """
+        """Add a text, with the end of its prompt before it, unless it has no owner."""
         if (name := self.named(owner)) is None:
             return
         with self._lock:
@@ -119,12 +114,7 @@ EARLIER_WEIGHT = 0.25
 
 @dataclass(slots=True)
 class SuffixState(CountedText):
-    """Sequence and the index of its tokens.
-
-    Attributes:
-        own: index of its source, if it has one, and of its text.
-        num_before: tokens before the text in the index.
-    """
+    """Sequence, and the index of its source, if it has one, and of its text with so many tokens before it."""
 
     own: Occurrences
     num_before: int = 0
@@ -174,7 +164,6 @@ class SuffixDrafter(CountingDrafter[SuffixState]):
 
     @classmethod
     def describe(cls, config: Config) -> DraftTraits:
-        """Return the traits; earlier answers can be learned if there is memory."""
         return replace(super().describe(config), learns=bool(config.memory))
 
     def forget(self) -> None:

@@ -99,11 +99,7 @@ class Batch:
 
 
 def collate(texts: Sequence[Text], *, device: torch.device, dtype: torch.dtype) -> Batch:
-    """Return the batch of texts.
-
-    Args:
-        texts: at least one; `is_usable` holds for each.
-    """
+    """Return the batch of at least one text; `is_usable` holds for each."""
     firsts = [first_chain(text) for text in texts]
     counts = [text.num_rows - 1 for text in texts]
     chain_counts = [text.num_rows - first for text, first in zip(texts, firsts, strict=True)]
@@ -138,11 +134,7 @@ def is_usable(text: Text) -> bool:
 
 
 def cut(text: Text, max_length: int | None) -> Text:
-    """Return the first tokens of a text.
-
-    Args:
-        max_length: maximum number of tokens; None for no limit.
-    """
+    """Return the first tokens of a text; None for no limit."""
     if max_length is None or len(text.tokens) <= max_length:
         return text
     rows = max_length - 1
@@ -163,7 +155,6 @@ def pack(lengths: Sequence[int], batch_tokens: int, *, seed: int, epoch: int, wi
 
     Args:
         batch_tokens: maximum number of padded tokens of a batch; a longer text is a batch of its own.
-        seed: of the order.
         window: number of batches' worth of texts that are sorted together.
     """
     random = np.random.default_rng((seed, epoch))

@@ -20,19 +20,18 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from draftree.core.errors import ConfigurationError
 from draftree.heads.base import BlockRows, Head, TargetParts
-from draftree.heads.config import DSPARK, EAGLE3, HeadConfig
+from draftree.heads.config import DSPARK, EAGLE3
 from draftree.heads.dflash import BlockLayer, DFlashHead
 from draftree.heads.eagle import Eagle3Head
 from draftree.heads.folders import read_head
 from draftree.heads.layers import Layer
-from draftree.heads.vocabulary import DraftVocabulary
 from draftree.train.batches import Batch
 from draftree.train.finishing import TrainingResult, earlier_runs
 from draftree.train.head import (
     HeadOptions,
     continued,
-    fill_fresh,
     finish_head,
+    fresh,
     new_config,
     placed,
     scaled,
@@ -102,7 +101,8 @@ def start_block(
         anchor_predicts=True,
     )
     data = scaled(prepared, config)
-    head = fresh_block_head(config, vocabulary, parts, trains_output=options.trains_output, seed=settings.seed)
+    head = DFlashHead(config, vocabulary)
+    fresh_block(head, parts, trains_output=options.trains_output, seed=settings.seed)
     if given is not None:
         given.bind(parts)
         unfold(given, data.sizes)
@@ -130,12 +130,9 @@ def _require_block(given: Head, start: Path | None, settings: TrainSettings, mar
     return given
 
 
-def fresh_block_head(
-    config: HeadConfig, vocabulary: DraftVocabulary, parts: TargetParts, *, trains_output: bool, seed: int
-) -> DFlashHead:
-    """Return a new block head, bound to its target; as `fresh_head`, with other sizes of outputs and gain."""
-    head = DFlashHead(config, vocabulary)
-    fill_fresh(head, parts, trains_output=trains_output, seed=seed)
+def fresh_block(head: DFlashHead, parts: TargetParts, *, trains_output: bool, seed: int) -> DFlashHead:
+    """Do as `fresh`, with other sizes of outputs and gain."""
+    fresh(head, parts, trains_output=trains_output, seed=seed)
     with torch.no_grad():
         for name, parameter in head.layers.named_parameters():
             if name.endswith(OUTPUTS):

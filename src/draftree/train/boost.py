@@ -40,7 +40,6 @@ class Boosting:
     Attributes:
         earlier: folders of earlier heads, the best one first.
         strength: exponent of the probability of a miss; 0 gives equal weights.
-        floor: least weight.
     """
 
     earlier: tuple[Path, ...]

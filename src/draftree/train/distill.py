@@ -102,9 +102,6 @@ class StudentOptions:
 
     Attributes:
         start: name of a model that training starts from; None for a new one of the sizes below.
-        hidden: width.
-        layers: number of layers.
-        heads: number of attention heads.
         intermediate: inner width of perceptrons; None for 8/3 of the width, rounded up to 32.
         kept_layers: number of layers of the given model that stay; None for all.
     """
@@ -282,11 +279,7 @@ def train_student(
     report: Callable[[Progress], None] = lambda progress: None,
     note: Callable[[str], None] = lambda text: None,
 ) -> TrainingResult:
-    """Train a student and write its folder, a plain transformers folder with the target's tokenizer.
-
-    Args:
-        settings: settings of the run; only the first level is trained.
-    """
+    """Train a student at the first level and write its folder, in the layout of transformers, with a tokenizer."""
     if settings.levels != 1:
         raise ConfigurationError(f"levels is {settings.levels}: a whole model has no states of its own to read; set 1")
     prepared = prepare(job)

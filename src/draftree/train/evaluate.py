@@ -80,11 +80,7 @@ def _best(logits: Tensor, temperatures: Tensor, keys: Sequence[tuple[int, int]],
 
 @dataclass(slots=True)
 class DepthCounts:
-    """Drafts of one length and how many of their tokens were accepted.
-
-    Attributes:
-        runs: number of drafts by accepted tokens, 0 to `depth`.
-    """
+    """Number of drafts of one length by accepted tokens, 0 to `depth`."""
 
     depth: int
     runs: list[int] = field(init=False)
@@ -133,11 +129,7 @@ def runs_of(matches: Sequence[Sequence[bool]]) -> list[int]:
 
 
 def walk(runs: Sequence[int]) -> list[int]:
-    """Return the drafts of a text that decoding would make: the next one starts after the accepted tokens and the pick.
-
-    Returns:
-        Indices of places, ascending.
-    """
+    """Return the places of drafts that decoding would make: one starts after the accepted tokens and the pick."""
     places, place = [], 0
     while place < len(runs):
         places.append(place)
@@ -154,8 +146,7 @@ class ModeCounts:
         rounds: the drafts that decoding would make.
         hits: number of first tokens of drafts at each rank, from 0; the best `CANDIDATES` ranks.
         first: number of first tokens of drafts.
-        covered: number of target's picks that the draft vocabulary has, of `first`.
-        texts: number of texts.
+        covered: number of target tokens that the draft vocabulary has, of `first`.
     """
 
     starts: DepthCounts
@@ -197,11 +188,7 @@ class ModeCounts:
 
 @dataclass(slots=True)
 class Evaluation:
-    """Result of an evaluation.
-
-    Attributes:
-        modes: counts by temperature of the texts.
-    """
+    """Result of an evaluation: counts by temperature of the texts."""
 
     modes: dict[float, ModeCounts] = field(default_factory=dict)
 
@@ -229,7 +216,6 @@ def evaluate(
 
     Args:
         steps_of: logits of all steps of a batch for a number of levels.
-        watch: called with the judged steps of each batch.
     """
     modes: dict[float, ModeCounts] = {}
     for batch in batches:

@@ -30,10 +30,9 @@ WRITERS = {SPECULATORS: export_for_vllm, SGLANG: export_for_sglang}
 
 
 def export_drafter(folder: Path, *, to: str, target: str, output: Path, served_as: str | None = None) -> list[str]:
-    """Write a drafter for another project's server.
+    """Write a drafter, a head or a whole model of transformers, for another project's server.
 
     Args:
-        folder: folder of a head in a layout that can be read, or of a whole model of transformers.
         output: new or empty folder.
         served_as: name of the target in the files; None for its folder.
     """

@@ -25,11 +25,7 @@ AVERAGED = 40
 
 
 def draw_run(log: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
-    """Write the plots of a log as SVG; return their paths.
-
-    Args:
-        folder: created if it does not exist.
-    """
+    """Write the plots of a log as SVG; return their paths."""
     updates = [line for line in log if line["kind"] == "update" and line["levels"]]
     evaluations = [line for line in log if line["kind"] == "evaluation"]
     if not updates:
@@ -74,21 +70,22 @@ def _curves(updates: Sequence[dict[str, Any]], key: str) -> list[tuple[list[floa
     return curves
 
 
-def _draw_loss(axes: Any, updates: Sequence[dict[str, Any]]) -> None:
-    for level, (tokens, values) in enumerate(_curves(updates, "loss")):
+def _draw_levels(key: str, axes: Any, updates: Sequence[dict[str, Any]], **labels: Any) -> None:
+    for level, (tokens, values) in enumerate(_curves(updates, key)):
         axes.plot(tokens, values, label=f"level {level + 1}")
-    names = [line["loss_name"] for line in updates]
-    for line, (before, name) in zip(updates[1:], pairwise(names), strict=True):
-        if name != before:
+    axes.set(xlabel="trained predictions", **labels)
+
+
+def _draw_loss(axes: Any, updates: Sequence[dict[str, Any]]) -> None:
+    _draw_levels("loss", axes, updates, ylabel="loss")
+    for before, line in pairwise(updates):
+        if line["loss_name"] != before["loss_name"]:
             axes.axvline(line["tokens"], color="black", linewidth=0.8, linestyle=":")
-            axes.annotate(f" {name}", (line["tokens"], axes.get_ylim()[1]), va="top")
-    axes.set(xlabel="trained predictions", ylabel="loss")
+            axes.annotate(f" {line['loss_name']}", (line["tokens"], axes.get_ylim()[1]), va="top")
 
 
 def _draw_acceptance(axes: Any, updates: Sequence[dict[str, Any]]) -> None:
-    for level, (tokens, values) in enumerate(_curves(updates, "accepted")):
-        axes.plot(tokens, values, label=f"level {level + 1}")
-    axes.set(xlabel="trained predictions", ylabel="sum of min(p, q) in training", ylim=(0, 1))
+    _draw_levels("accepted", axes, updates, ylabel="sum of min(p, q) in training", ylim=(0, 1))
 
 
 def _draw_unseen(axes: Any, evaluations: Sequence[dict[str, Any]]) -> None:
@@ -196,13 +193,10 @@ def recipe(prepared: Prepared, settings: TrainSettings, state: RunState, evaluat
 
 
 def earlier_runs(start: Path | None) -> dict[str, Any]:
-    """Return the part of a recipe on the runs before, for a drafter that training starts from.
+    """Return the part of a recipe on the runs of the drafter that training starts from, the first one first.
 
     Args:
-        start: its folder; None for a new drafter.
-
-    Returns:
-        `earlier` with data, settings and size of each run, the first one first; nothing if there is no recipe.
+        start: its folder, which may have no recipe; None for a new drafter.
     """
     if start is None:
         return {}

@@ -34,6 +34,7 @@ from draftree.train.loop import Progress
 from draftree.train.preparing import Prepared, TrainingJob, answer_vocabulary, chosen_features, prepare
 from draftree.train.settings import TrainSettings
 
+AnyHead = TypeVar("AnyHead", bound=Head)
 SMALL = 0.1
 """Factor of the first weights of the bias by the token before."""
 PASSED = 0.5
@@ -130,25 +131,13 @@ def head_config(
     )
 
 
-def fresh_head(
-    config: HeadConfig, vocabulary: DraftVocabulary, parts: TargetParts, *, trains_output: bool, seed: int
-) -> Eagle3Head:
-    """Return a new head, bound to its target.
+def fresh(head: Any, parts: TargetParts, *, trains_output: bool, seed: int) -> Any:
+    """Set the first weights of a head with `fc`, `norm` and `lm_head`, bind it to its target, and return it.
 
     The first product expects hidden states of size 1 (`ScaledTexts`) and returns states of size 1: otherwise the layer,
     whose outputs are small at first, has no effect on the residual stream for many updates. The output head is
     the target's; so is the norm, except for the size of its gain.
-
-    Args:
-        config: of kind `eagle3`.
     """
-    head = Eagle3Head(config, vocabulary)
-    fill_fresh(head, parts, trains_output=trains_output, seed=seed)
-    return head
-
-
-def fill_fresh(head: Eagle3Head | Any, parts: TargetParts, *, trains_output: bool, seed: int) -> None:
-    """Set the first weights of a head with `fc`, `norm` and `lm_head`, and bind it; as `fresh_head`."""
     facts = parts.facts
     if facts.bias is not None or facts.soft_cap is not None:
         raise ConfigurationError(
@@ -174,6 +163,7 @@ def fill_fresh(head: Eagle3Head | Any, parts: TargetParts, *, trains_output: boo
         head.lm_head.weight.copy_(rows.float() * facts.logit_scale)
         head.lm_head.weight.requires_grad_(trains_output)
     head.bind(parts)
+    return head
 
 
 def norm_gain(parts: TargetParts) -> Tensor:
@@ -184,9 +174,6 @@ def norm_gain(parts: TargetParts) -> Tensor:
     gain, wanted = found[0], found[0] * probe * probe.square().mean().rsqrt()
     close = torch.allclose(found[1], wanted, rtol=0.05, atol=0.05 * float(wanted.abs().mean()) + 1e-6)
     return gain if close else torch.ones(width)
-
-
-AnyHead = TypeVar("AnyHead", bound=Head)
 
 
 def train_head(
@@ -224,8 +211,8 @@ def start(
     """Return the head before training, and the data with the hidden states that it reads."""
     if options.start is None:
         config, vocabulary = new_config(prepared, settings, options, note)
-        trains_output = options.trains_output
-        head = fresh_head(config, vocabulary, prepared.parts, trains_output=trains_output, seed=settings.seed)
+        head = Eagle3Head(config, vocabulary)
+        fresh(head, prepared.parts, trains_output=options.trains_output, seed=settings.seed)
         return placed(head, prepared), scaled(prepared, config)
     options.require_sizes_of_start()
     given = read_head(options.start, dtype=torch.float32)

@@ -145,11 +145,7 @@ class TextTrainee(ABC):
 
     @abstractmethod
     def logits_of(self, batch: Batch, level: int, chains: Tensor, states: Tensor) -> Tensor:
-        """Return logits of some chains, float32.
-
-        Args:
-            level: the level, from 0.
-        """
+        """Return logits of some chains at a level, from 0; float32."""
 
     def check(self, texts: Sequence[int]) -> None:
         """Raise TrainingError if hidden states of these texts are not finite."""
@@ -235,9 +231,6 @@ def feature_sizes(texts: Iterable[Text], places: Sequence[int]) -> Tensor:
     """Return the root mean square of each element of hidden states, shape (places, target hidden), float32.
 
     Elements that are nearly constant 0 count as a tenth of the median size of their layer.
-
-    Args:
-        places: places of hidden states, in order.
     """
     total, count = torch.zeros(()), 0
     for text in texts:

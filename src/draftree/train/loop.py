@@ -36,14 +36,11 @@ class RunState:
     Attributes:
         step: updates so far, skipped ones included.
         tokens: predictions so far.
-        seconds: duration so far.
-        epoch: number of the current epoch.
         batch: batches of the epoch that are used up.
         splits: parts into which a batch is cut to fit in memory.
         skips: updates in a row that were skipped.
         best_score: best score of an evaluation; -1 before the first.
-        best_step: its step.
-        stale: evaluations since then.
+        stale: evaluations since the best.
     """
 
     step: int = 0
@@ -63,7 +60,6 @@ class Progress:
     """Report of an update or an evaluation.
 
     Attributes:
-        step: number of the update, from 1.
         share: used share of the budget.
         minutes_left: estimate; None before the first update.
         acceptance: mean of sum min(p, q) by level.
@@ -119,11 +115,9 @@ class Processes:
 
 
 def find_processes(device: torch.device) -> Processes:
-    """Return the processes of this run: those of `accelerate launch`, or this one alone.
+    """Return the processes of this run: those of `accelerate launch`, which places them, or this one alone.
 
-    Args:
-        device: device of a process alone. With several processes, `accelerate` places them; they use the processor
-            if this device is the processor.
+    Several processes use the processor if `device` is the processor.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return Processes(device)
@@ -254,12 +248,7 @@ LEAST_GAIN = 1e-4
 
 
 class TrainingRun:
-    """A run in a folder.
-
-    Args:
-        report: called with every update and evaluation, in the first process only.
-        clock: seconds; for tests.
-    """
+    """A run in a folder; `report` is called with every update and evaluation, in the first process only."""
 
     def __init__(
         self,

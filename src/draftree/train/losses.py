@@ -65,10 +65,6 @@ def condensed(log_p: Tensor, log_q: Tensor, count: int) -> tuple[Tensor, Tensor]
     The acceptance of the result is too high by at most the smaller mass of the others. Sorting a few hundred columns
     instead of a vocabulary is several times as fast.
 
-    Args:
-        log_p: log-probabilities of the target on the draft vocabulary, shape (..., tokens).
-        log_q: log-probabilities of the drafter, same shape; sums to 1.
-
     Returns:
         Both, shape (..., count + 1), float64; unchanged if there are no more tokens than `count`.
     """
@@ -83,15 +79,7 @@ def condensed(log_p: Tensor, log_q: Tensor, count: int) -> tuple[Tensor, Tensor]
 
 
 def overlap(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """Return sum_i min(p_i, q_i) = 1 - TV: the acceptance of rejection sampling.
-
-    Args:
-        log_p: log-probabilities of the target on the draft vocabulary, shape (..., tokens); not renormalised.
-        log_q: log-probabilities of the drafter, same shape.
-
-    Returns:
-        Shape (...), in the dtype of the arguments.
-    """
+    """Return sum_i min(p_i, q_i) = 1 - TV, the acceptance of rejection sampling, shape (...); p is not renormalised."""
     return torch.minimum(log_p, log_q).exp().sum(dim=-1)
 
 

@@ -31,9 +31,7 @@ class TrainingJob:
 
     Attributes:
         options: the target; dtype and device of computation, a run in one process.
-        data: folders of its training data.
-        output: folder of the result.
-        resume: whether to continue the run in that folder.
+        resume: whether to continue the run in the output folder.
         unseen_share: share of the prompts that are not trained on.
         data_tokens: least number of tokens of the texts of training that are used, the first ones; None for all.
     """
@@ -61,8 +59,7 @@ class Prepared:
     Attributes:
         seen: numbers of texts of training.
         unseen: numbers of texts of evaluations.
-        parts: its parts, in the dtype and on the device of computation.
-        dtype: dtype of computation.
+        parts: parts of the target, in the dtype and on the device of computation.
     """
 
     job: TrainingJob
@@ -121,11 +118,7 @@ def prepare(job: TrainingJob) -> Prepared:
 
 
 def first_texts(data: TrainingData, numbers: Sequence[int], tokens: int | None) -> list[int]:
-    """Return the first texts that have so many tokens together.
-
-    Args:
-        tokens: least number of their tokens, prompts included; None for all texts.
-    """
+    """Return the first texts that have so many tokens together, prompts included; None for all texts."""
     if tokens is None:
         return list(numbers)
     total = 0
@@ -140,11 +133,7 @@ def first_texts(data: TrainingData, numbers: Sequence[int], tokens: int | None) 
 
 
 def answer_vocabulary(prepared: Prepared, size: int) -> tuple[DraftVocabulary, float]:
-    """Return the most frequent tokens of the answers of training, and their share of unseen answers.
-
-    Args:
-        size: number of tokens; at least the vocabulary's size gives all tokens.
-    """
+    """Return the most frequent tokens of the answers of training, and their share of unseen answers."""
     vocab = prepared.parts.vocab_size
     if size >= vocab:
         return DraftVocabulary.full(vocab), 1.0

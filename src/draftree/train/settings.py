@@ -21,9 +21,9 @@ class Limits:
     """Budget of a run; it ends at the first limit. Progress is the largest share of a limit that is used.
 
     Attributes:
-        steps: updates of the weights; None for no limit.
-        tokens: tokens that predictions were trained on, repeated ones included; None for no limit.
-        minutes: duration without evaluations before and after; None for no limit.
+        steps: updates of the weights.
+        tokens: tokens that predictions were trained on, repeated ones included.
+        minutes: duration without evaluations before and after.
     """
 
     steps: int | None = None
@@ -52,18 +52,15 @@ class TrainSettings:
         limits: the budget.
         batch_tokens: tokens of a batch; a longer text is a batch of its own.
         max_length: longest text in tokens; longer ones are cut; None for no limit.
-        optimizer: "muon" or "adamw".
         learning_rate: highest learning rate, after the warm-up; it falls to 0 along a cosine.
         warm_up: updates until the highest learning rate.
         weight_decay: of matrices.
         clip: maximum norm of gradients.
-        loss: loss after the first part.
-        first_loss: loss of the first part.
+        first_loss: loss of the first part of the run; `loss` is that of the rest.
         first_share: share of the budget of the first part.
         temperature: at which distributions are compared.
         levels: levels of multi-step training: how often the drafter reads its own states, plus one.
         levels_from: share of the budget from which more than one level is trained.
-        weights: weights of levels.
         evaluate_every: updates between evaluations and checkpoints.
         evaluate_texts: unseen texts of an evaluation during training; None for all.
         patience: evaluations without a better score before the run stops early; None to run to the end.

@@ -79,14 +79,11 @@ class LogProbsAt(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, places: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities.
+        """Return log-probabilities of `places`, and the largest of each row, shape (rows,), without gradient.
 
         Args:
             logits: shape (rows, tokens).
             places: tokens of each row, shape (rows, k); a token may be repeated.
-
-        Returns:
-            Those of the tokens, shape (rows, k), and the largest of each row, shape (rows,), without gradient.
         """
         scaled = logits / temperature if temperature != 1.0 else logits
         total = scaled.logsumexp(dim=-1)
@@ -99,7 +96,6 @@ class LogProbsAt(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        """Return the gradient of the logits."""
         scaled, total, places = ctx.saved_tensors
         own = gradients[0] / ctx.temperature
         found = (scaled - total[:, None]).exp_()

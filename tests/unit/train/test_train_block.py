@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from draftree.heads.base import BlockRows, TargetParts
+from draftree.heads.dflash import DFlashHead
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.train.batches import collate
-from draftree.train.block import GAIN_SIZE, OUTPUT_SIZE, OUTPUTS, BlockTrainee, fresh_block_head, seed_block
+from draftree.train.block import GAIN_SIZE, OUTPUT_SIZE, OUTPUTS, BlockTrainee, fresh_block, seed_block
 from draftree.train.head import HeadOptions, head_config
 from draftree.train.loop import Processes, TrainingRun
 from draftree.train.settings import Limits
@@ -43,7 +44,7 @@ def block_head(*, markov_rank: int = 8, layers: int = 1, parts: TargetParts | No
     config = base.changed(
         kind="dspark", qk_norm=True, block_size=BLOCK, mask_token_id=0, markov_rank=markov_rank, anchor_predicts=True
     )
-    return fresh_block_head(config, DraftVocabulary.full(VOCAB), parts, trains_output=False, seed=0)
+    return fresh_block(DFlashHead(config, DraftVocabulary.full(VOCAB)), parts, trains_output=False, seed=0)
 
 
 class OneBlock:

@@ -94,12 +94,7 @@ class Correction:
         return sum(4 * own.numel() for own in self._arrays.values())
 
     def apply(self, logits: Tensor, states: Tensor) -> None:
-        """Correct logits in place.
-
-        Args:
-            logits: shape (rows, tokens).
-            states: states of the rows, shape (rows, hidden).
-        """
+        """Correct logits, shape (rows, tokens), in place, by the states of the rows, shape (rows, hidden)."""
         if self._native is not None:
             self._native.apply(logits, states.float().contiguous())
             return
@@ -188,11 +183,7 @@ LONGEST_PAUSE = 1.0
 
 @final
 class Pace:
-    """Limit of the time that is spent on learning.
-
-    Args:
-        clock: returns seconds.
-    """
+    """Limit of the time that is spent on learning."""
 
     def __init__(self, share: float, clock: Clock = SYSTEM_CLOCK) -> None:
         self._share, self.clock = share, clock

@@ -62,16 +62,16 @@ class LearnOptions:
     share: float = 0.02
 
     def __post_init__(self) -> None:
-        if not self.every > 0:
-            raise ConfigurationError(f"option every of learning is {self.every:g}: it must be seconds above 0")
         if self.folder is not None and not self.folder.strip():
             raise ConfigurationError("option folder of learning is empty: name a folder, or leave it out")
-        if not 0 <= self.rate <= 1:
-            raise ConfigurationError(f"option rate of learning is {self.rate:g}: it must be from 0 to 1")
-        if not 0 <= self.rank <= MAX_RANK:
-            raise ConfigurationError(f"option rank of learning is {self.rank}: it must be from 0 to {MAX_RANK}")
-        if not 0 < self.share <= 1:
-            raise ConfigurationError(f"option share of learning is {self.share:g}: it must be above 0 and at most 1")
+        for name, is_valid, allowed in (
+            ("every", self.every > 0, "seconds above 0"),
+            ("rate", 0 <= self.rate <= 1, "from 0 to 1"),
+            ("rank", 0 <= self.rank <= MAX_RANK, f"from 0 to {MAX_RANK}"),
+            ("share", 0 < self.share <= 1, "above 0 and at most 1"),
+        ):
+            if not is_valid:
+                raise ConfigurationError(f"option {name} of learning is {getattr(self, name):g}: it must be {allowed}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,6 @@ class LearnedStats:
         texts: number of learned texts since the start; 0 for a head.
         tokens: number of learned tokens since the start; for a head, verified tokens that it was updated with.
         size: number of tokens in tables, or of learned numbers of a head.
-        num_bytes: memory in bytes.
         scopes: number of owners with a state of their own; 1 in scope `server`.
         base_acceptance: running share of first draft tokens that the target picks, without what was learned; None for
             tables and before the first comparison.
@@ -309,11 +308,7 @@ Kind = TypeVar("Kind", bound=Learner)
 
 @final
 class LearningStore:
-    """Learners of one engine.
-
-    Args:
-        fingerprint: fingerprint of the target; empty if it has none.
-    """
+    """Learners of one engine; the fingerprint is that of the target, empty if it has none."""
 
     def __init__(self, learning: Learning, fingerprint: str) -> None:
         self.learning = learning

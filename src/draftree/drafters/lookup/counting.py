@@ -44,7 +44,6 @@ class Match(NamedTuple):
     Attributes:
         length: number of last tokens of the text that match.
         followers: the tokens after it; a negative one ends them.
-        weight: factor of its votes.
     """
 
     length: int
@@ -116,11 +115,8 @@ def grow(
     Args:
         matches: earlier occurrences; earlier entries win ties.
         width: maximum number of children.
-        floor: minimum estimated survival of a node.
+        floor: minimum estimated survival of a node, whose logarithm is its score.
         noise: factors of the request's noise, if shared; otherwise candidates are ranked by counts.
-
-    Returns:
-        A tree with the logarithm of the estimated survival as score; siblings are in descending order.
     """
     tokens: list[int] = []
     parents: list[int] = []

@@ -27,7 +27,7 @@ class Matches:
     """Positions that match the end of the text.
 
     Attributes:
-        lengths: length of each match, int64 of shape (positions,).
+        lengths: int64 of shape (positions,).
         followers: tokens after each position, int32 of shape (positions, depth); `SEPARATOR` after the end of a text.
     """
 
@@ -35,7 +35,6 @@ class Matches:
     followers: np.ndarray
 
     def pairs(self) -> Iterator[tuple[int, list[int]]]:
-        """Return the length and the followers of each."""
         return zip(self.lengths.tolist(), self.followers.tolist(), strict=True)
 
 

@@ -300,7 +300,6 @@ class TreeBuilder:
 
     Args:
         stepper: reads texts and trees; its logits have the target's vocabulary.
-        shape: shape of the trees.
         draw: how children are drawn, one of the shape's draws.
         shares_noise: whether to rank with the request's noise; otherwise with a stream of the round.
         place: index of the drafter among merged ones, whose draws must be independent.
@@ -463,11 +462,7 @@ class TreeBuilder:
         return chosen.tolist(), _log_probs(distributions.logits, chosen).tolist()
 
     def _mapped(self, active: Sequence[GrowingTree], values: Sequence[Sequence[float]]) -> list[list[float]] | None:
-        """Return logarithms of the probabilities that children are picked, given that their parents are.
-
-        Returns:
-            None without a map and without estimates of the stepper.
-        """
+        """Return log-probabilities that children are picked after their parents; None without a map or estimates."""
         if not self._shares_noise:
             return None
         if self._calibration is not None:

@@ -72,12 +72,7 @@ class LogitCorrector:
         self._num_noted = 0
 
     def begin(self, states: Sequence[Stepped], logits: Logits, answered: Tensor) -> None:
-        """Correct the logits after texts, in place.
-
-        Args:
-            logits: one row per sequence.
-            answered: states from which the logits were computed, shape (rows, hidden).
-        """
+        """Correct the logits after texts, one row per sequence, in place, by their states, shape (rows, hidden)."""
         self._learns = self._pace.allows()
         start = self._pace.clock()
         names = [self._corrections.named(state.view.owner) for state in states]

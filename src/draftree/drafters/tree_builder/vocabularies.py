@@ -187,11 +187,7 @@ class _Translated(Reading):
 
 @final
 class StringTreeBuilder(TreeBuilder):
-    """Grows trees in the draft model's own tokens, and returns them in the target's.
-
-    Args:
-        shape: shape of its trees.
-    """
+    """Grows trees in the draft model's own tokens, and returns them in the target's."""
 
     def __init__(self, model: LanguageModel, *, shape: Shape, translation: Translation) -> None:
         likeliest = build_controls(SamplingParams(temperature=0), vocab_size=model.vocab_size, seed=0)

@@ -77,12 +77,9 @@ JUDGED_ROUNDS = 32
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A place where the walk through a tree may end, with the wrapped drafter's state there.
+    """A place where the walk through a tree may end: the tokens from the root, and the length of the text up to it.
 
-    Attributes:
-        path: tokens from the root to the node.
-        length: length of the text up to the node.
-        own: forked state of the wrapped drafter.
+    `own` is a forked state of the wrapped drafter.
     """
 
     path: tuple[int, ...]
@@ -328,13 +325,7 @@ of the bonus are among them: rounds wrote 3% (chains) and 8% (trees) fewer token
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Seconds of a pass, of a draft, and of both at once; each is the fastest of several.
-
-    Attributes:
-        target: a pass of the target alone.
-        draft: a draft alone.
-        both: both at once.
-    """
+    """Seconds of a pass, of a draft, and of both at once; each is the fastest of several."""
 
     target: float
     draft: float
@@ -363,11 +354,7 @@ class Overlap:
 
 
 def measure_overlap(run_target: Callable[[], None], run_draft: Callable[[], None], clock: Clock) -> Overlap:
-    """Measure passes and drafts, alone and at once.
-
-    Args:
-        run_draft: drafts once; called in another thread for the measurement of both.
-    """
+    """Measure passes and drafts, alone and at once, with drafts in another thread."""
     run_target()
     run_draft()
     with ThreadPoolExecutor(1) as pool:
@@ -389,11 +376,7 @@ def measure_overlap(run_target: Callable[[], None], run_draft: Callable[[], None
 
 
 def ahead_of(drafter: Drafter[Any], traits: DraftTraits, target: LanguageModel, clock: Clock) -> AheadDrafter:
-    """Wrap a drafter: it drafts ahead if that pays on this machine, and goes on without drafts if its process ends.
-
-    Args:
-        drafter: a drafter whose model runs on another device or in a process of its own.
-    """
+    """Wrap a drafter with a model on another device or in another process; it drafts ahead if that pays here."""
     controls = build_controls(SamplingParams(temperature=0.0), vocab_size=target.vocab_size, seed=0)
     view = SequenceView(History([0] * PREFIX), controls)
     budget = Budget(traits.nodes, traits.depth)

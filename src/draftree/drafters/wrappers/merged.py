@@ -37,12 +37,7 @@ class MergedSequence:
 
 @final
 class MergedDrafter(Drafter[MergedSequence]):
-    """Merges the trees of several drafters, each drafted within the whole budget or its part of it.
-
-    Args:
-        drafters: in the order of the spec.
-        clock: what `part_seconds` are read from.
-    """
+    """Merges the trees of several drafters, each drafted within the whole budget or its part of it."""
 
     def __init__(
         self,

@@ -101,10 +101,8 @@ class CaptureSettings:
         teacher: "hidden" stores outputs of the last layer, "top-k:K" the K most likely next tokens.
         chat: whether prompts are messages of a chat; None if the target has a chat template.
         temperatures: temperatures that texts take in turn.
-        max_tokens: maximum number of new tokens of a text.
         max_prompt_tokens: longer prompts are skipped.
         limit_tokens: rows after which the capture ends; None for all prompts.
-        seed: seed of the order of prompts and of the texts.
         batch: number of texts that are generated at a time.
         shard_megabytes: size at which a shard is closed.
     """
@@ -170,14 +168,7 @@ TOO_LONG, REFUSED, FAILED = "prompt too long", "prompt refused", "generation fai
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress of a capture.
-
-    Attributes:
-        texts: number of stored texts.
-        tokens: number of stored rows.
-        prompts: number of prompts that are done or skipped.
-        running_tokens: rows of texts that are not stored yet.
-    """
+    """Numbers of stored texts and rows (`tokens`), of prompts done or skipped, and of rows that are not stored yet."""
 
     texts: int
     tokens: int
@@ -249,7 +240,6 @@ class Capture:
 
         Args:
             folder: a new or empty folder, or one with data of the same recipe.
-            clock: returns seconds, for the time between writes of the unfinished shard.
         """
         writer = ShardWriter(folder, self.recipe, row_bytes=self.row_bytes)
         limit, saved = self._settings.limit_tokens, clock()
@@ -365,8 +355,7 @@ class Estimate:
     """Size of a capture whose texts are all as long as allowed.
 
     Attributes:
-        texts: number of texts if all of them are as long as allowed; with a limit of tokens there are more if some end
-            early.
+        texts: with a limit of tokens there are more if some end early.
         tokens: number of rows.
         tokens_per_second: measured new tokens per second of a whole batch.
     """
@@ -394,11 +383,7 @@ def estimate(
     done_tokens: int = 0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Estimate:
-    """Estimate the rest of a capture by generating a few tokens of its next texts, which are not stored.
-
-    Args:
-        clock: returns seconds.
-    """
+    """Estimate the rest of a capture by generating a few tokens of its next texts, which are not stored."""
     jobs = capture.jobs[done_prompts:]
     lengths = [len(found.history) for found in _sequences(capture, done_prompts, SAMPLE)]
     if not lengths:

@@ -47,11 +47,7 @@ class DataPrompt:
 
 @dataclass(frozen=True, slots=True)
 class PromptSet:
-    """Prompts of one source.
-
-    Attributes:
-        licence: licence of the prompts, as far as it is known.
-    """
+    """Prompts of one source; their licence as far as it is known."""
 
     name: str
     prompts: Sequence[DataPrompt]
@@ -67,11 +63,7 @@ class PromptSet:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A prompt and how it is answered.
-
-    Attributes:
-        prompt_id: index of the prompt among all prompts.
-    """
+    """A prompt, its index among all prompts, and how it is answered."""
 
     prompt_id: int
     prompt: DataPrompt
@@ -126,9 +118,6 @@ class MessageSettings:
     """How messages of users are drawn.
 
     Attributes:
-        number: number of messages.
-        temperature: temperature of sampling, above 0.
-        top_p: probability mass that is sampled from.
         max_tokens: maximum number of tokens of a message, its end included.
         seed: seed of the first message; each further one has the next seed.
         batch: number of messages that are drawn at a time.
@@ -355,11 +344,7 @@ ARTICLE = re.compile(r"\b([Aa]) (?=[aeio])")
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A prompt with slots.
-
-    Attributes:
-        words: the words of each slot, in the order of the first occurrence.
-    """
+    """A prompt with slots, and the words of each in the order of the first occurrence."""
 
     text: str
     words: tuple[tuple[str, Sequence[str]], ...]

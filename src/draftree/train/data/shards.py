@@ -55,12 +55,7 @@ TEMPORARY = ".part"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardEntry:
-    """One shard.
-
-    Attributes:
-        texts: number of texts.
-        tokens: number of rows.
-    """
+    """One shard with numbers of texts and of rows (`tokens`)."""
 
     file: str
     sha256: str
@@ -70,12 +65,7 @@ class ShardEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSource:
-    """A set of prompts.
-
-    Attributes:
-        count: number of prompts.
-        licence: licence of the prompts, as far as it is known.
-    """
+    """A set of prompts; its licence as far as it is known."""
 
     name: str
     count: int
@@ -89,13 +79,10 @@ class Recipe:
 
     Attributes:
         dtype: dtype of the stored states: that of the target.
-        quantization: quantization of its weights; None for none.
         exact: whether states do not depend on the batch, so that the same settings give the same bytes.
         features: captured layers, counted from 0; the number of layers is the output of the last one.
-        num_layers: number of layers of the target.
         chat: whether prompts are messages of a chat.
         temperatures: temperatures that texts take in turn.
-        max_tokens: maximum number of new tokens of a text.
         seed: seed of the order of prompts and of the seeds of texts.
     """
 
@@ -145,7 +132,6 @@ class Manifest:
         next_prompt: number of prompts that are done or skipped, in the order of the recipe.
         skipped: number of skipped prompts by reason.
         complete: whether the last run reached its limit, or the end of the prompts.
-        shards: the shards in order; the last one may be smaller than the others.
     """
 
     recipe: Recipe
@@ -244,11 +230,10 @@ class Text:
 
     Attributes:
         tokens: token ids, shape (rows + 1,), int64.
-        prompt_length: number of tokens of the prompt; rows from `prompt_length - 1` on predict the answer.
+        prompt_length: tokens of the prompt; rows from `prompt_length - 1` on predict the answer.
         features: inputs of the captured layers, shape (rows, layers, hidden), in the dtype of the target.
         last: output of the last layer before the final norm, shape (rows, hidden); None with a top-k teacher.
-        top: the most likely next tokens; None without a top-k teacher.
-        temperature: temperature at which the answer was sampled.
+        top: None without a top-k teacher.
         prompt_id: index of the prompt among all prompts of the data.
     """
 
@@ -358,11 +343,7 @@ COMMON = ("fingerprint", "dtype", "quantization", "features", "num_layers", "hid
 
 @dataclass(frozen=True, slots=True)
 class DataFolder:
-    """One folder of training data that is read together with others.
-
-    Attributes:
-        texts: numbers of its texts among those of all folders.
-    """
+    """One folder of training data, and the numbers of its texts among those of all folders."""
 
     path: Path
     manifest: Manifest
@@ -433,11 +414,7 @@ class TrainingData:
         ]
 
     def split(self, unseen_share: float = UNSEEN_SHARE) -> tuple[list[int], list[int]]:
-        """Divide the texts by a hash of their prompt's id: the same prompt of the same sets is on the same side always.
-
-        Args:
-            unseen_share: share of the prompts that are not trained on, at least 0 and below 1.
-        """
+        """Divide the texts by a hash of their prompt's id: a prompt of the same sets is always on the same side."""
         if not 0 <= unseen_share < 1:
             raise ConfigurationError(f"unseen_share is {unseen_share}: it must be at least 0 and below 1")
         sides: tuple[list[int], list[int]] = ([], [])
@@ -446,14 +423,7 @@ class TrainingData:
         return sides
 
     def counts(self, texts: Sequence[int] | None = None, *, answers_only: bool = True) -> Tensor:
-        """Count tokens by id, for a draft vocabulary.
-
-        Args:
-            texts: indices of texts; None for all.
-
-        Returns:
-            Counts, shape (vocab,), int64.
-        """
+        """Return counts of tokens by id in some texts (None: all), shape (vocab,), int64."""
         vocab = self.recipe.vocab
         counts = torch.zeros(vocab, dtype=torch.int64)
         for index in range(len(self)) if texts is None else texts:
@@ -570,11 +540,7 @@ class ShardWriter:
         self._done = (*self._done, reason)
 
     def save(self, *, complete: bool = False) -> None:
-        """Write what was added, so that the folder can be used and continued.
-
-        Args:
-            complete: whether the data are as large as they were meant to be.
-        """
+        """Write what was added, so that the folder can be used and continued; `complete` if it is all of the data."""
         if complete:
             self._close(complete=True)
         elif self.manifest.complete or self.manifest.next_prompt < self.next_prompt:
