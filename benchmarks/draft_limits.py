@@ -281,11 +281,8 @@ def main() -> None:
         data=tuple(given.data),
         output=Path("unused-output"),
     )
-    prepared = prepare(job)
-    settings = TrainSettings(limits=Limits(steps=1), depth=given.depth, batch_tokens=1)
-    tallies = Judge(trainee_of(prepared, settings, head_folder(given.head)), prepared.parts, given.depth).tallies(
-        given.texts
-    )
+    prepared = prepare(job, TrainSettings(limits=Limits(steps=1), depth=given.depth, batch_tokens=1))
+    tallies = Judge(trainee_of(prepared, head_folder(given.head)), prepared.parts, given.depth).tallies(given.texts)
     facts = {temperature: tally.facts() for temperature, tally in sorted(tallies.items())}
     print("\n".join(table(facts)))
     if given.output:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from draftree.train.head_trainee import HeadTrainee
-from draftree.train.loop import Processes, TrainingRun
+from draftree.train.loop import TrainingRun
+from draftree.train.preparing import Processes
 from draftree.train.settings import TrainSettings
 
 CPU = torch.device("cpu")

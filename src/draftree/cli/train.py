@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from draftree.train.evaluate import Evaluation
     from draftree.train.finishing import TrainingResult
     from draftree.train.head import HeadOptions
-    from draftree.train.loop import Progress
-    from draftree.train.preparing import TrainingJob
+    from draftree.train.preparing import Progress, TrainingJob
     from draftree.train.settings import TrainSettings
 
 FILES, BUDGET, RECIPE, EVALUATION = "Files", "Budget", "Recipe", "Evaluation"

@@ -10,7 +10,7 @@ Sources: DFlash, arXiv 2602.06036; DSpark, github.com/deepseek-ai/DeepSpec. The 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -37,8 +37,7 @@ from draftree.train.head import (
     scaled,
 )
 from draftree.train.head_trainee import ScaledTexts, TextTrainee, unfold
-from draftree.train.loop import Progress
-from draftree.train.preparing import Prepared, TrainingJob, prepare
+from draftree.train.preparing import Note, Prepared, Report, TrainingJob, ignore, prepare
 from draftree.train.settings import TrainSettings
 
 # Block heads before training: new ones, those that continue a block head, and those with the weights of a head.
@@ -62,23 +61,16 @@ VARIANTS = (
 """Variants of heads whose weights mean nothing in a block head."""
 
 
-def start_block(
-    prepared: Prepared,
-    settings: TrainSettings,
-    options: HeadOptions,
-    markov_rank: int | None,
-    note: Callable[[str], None],
-) -> tuple[DFlashHead, ScaledTexts]:
+def start_block(prepared: Prepared, options: HeadOptions, markov_rank: int | None) -> tuple[DFlashHead, ScaledTexts]:
     """Return the head before training, in the dtype of computation, and the data with its hidden states."""
-    start, parts = options.start, prepared.parts
+    start, parts, depth = options.start, prepared.parts, prepared.settings.depth
     given = None if start is None else read_head(start, dtype=torch.float32)
     if given is not None:
         options.require_sizes_of_start(but="layers" if isinstance(given, Eagle3Head) else "")
         if not isinstance(given, Eagle3Head):
-            return continued(_require_block(given, start, settings, markov_rank), prepared, options)
+            return continued(_require_block(given, start, depth, markov_rank), prepared, options)
     if given is None:
-        plain = replace(options, fc_norm=False, norm_output=False)
-        base, vocabulary = new_config(prepared, settings, plain, note)
+        base, vocabulary = new_config(prepared, replace(options, fc_norm=False, norm_output=False))
     else:
         variants = [name for name in VARIANTS if getattr(given.config, name)]
         if variants or given.config.hidden != parts.hidden:
@@ -90,11 +82,11 @@ def start_block(
     counts = prepared.data.counts(answers_only=False)
     config = base.changed(
         kind=DSPARK,
-        depth=settings.depth,
+        depth=depth,
         qk_norm=True,
         norm_output=False,
         own_output=True,
-        block_size=settings.depth,
+        block_size=depth,
         # a token that texts do not use stands for what is to be predicted
         mask_token_id=int((counts == counts.min()).nonzero()[-1]),
         markov_rank=MARKOV_RANK if markov_rank is None else markov_rank,
@@ -102,25 +94,25 @@ def start_block(
     )
     data = scaled(prepared, config)
     head = DFlashHead(config, vocabulary)
-    fresh_block(head, parts, trains_output=options.trains_output, seed=settings.seed)
+    fresh_block(head, parts, trains_output=options.trains_output, seed=prepared.settings.seed)
     if given is not None:
         given.bind(parts)
         unfold(given, data.sizes)
         seed_block(head, given)
-        note(f"the first layer begins with the weights of '{start}'")
+        prepared.note(f"the first layer begins with the weights of '{start}'")
     return placed(head, prepared), data
 
 
-def _require_block(given: Head, start: Path | None, settings: TrainSettings, markov_rank: int | None) -> DFlashHead:
+def _require_block(given: Head, start: Path | None, depth: int, markov_rank: int | None) -> DFlashHead:
     """Return the block head that is to be continued."""
     if not isinstance(given, DFlashHead) or given.config.kind != DSPARK:
         raise ConfigurationError(
             f"'{start}' has a head of kind '{given.config.kind}': a block head starts from one of kind '{DSPARK}' or "
             f"'{EAGLE3}'"
         )
-    if given.num_levels != settings.depth:
+    if given.num_levels != depth:
         raise ConfigurationError(
-            f"'{start}' drafts {given.num_levels} tokens in a pass, and depth is {settings.depth}: give --depth "
+            f"'{start}' drafts {given.num_levels} tokens in a pass, and depth is {depth}: give --depth "
             f"{given.num_levels}"
         )
     if markov_rank not in (None, given.config.markov_rank):
@@ -258,8 +250,8 @@ def train_block(
     options: HeadOptions,
     *,
     markov_rank: int | None = None,
-    report: Callable[[Progress], None] = lambda progress: None,
-    note: Callable[[str], None] = lambda text: None,
+    report: Report = ignore,
+    note: Note = ignore,
 ) -> TrainingResult:
     """Train a block head and write its folder; blocks have as many tokens as drafts of evaluations have levels.
 
@@ -276,8 +268,7 @@ def train_block(
             f"levels is {settings.levels} and depth is {settings.depth}: a block has all its levels in one pass, so "
             "set both to its length"
         )
-    prepared = prepare(job)
-    head, data = start_block(prepared, settings, options, markov_rank, note)
-    trainee = BlockTrainee(head, prepared.parts, data, prepared.seen, prepared.unseen, settings)
-    earlier = earlier_runs(options.start)
-    return finish_head(prepared, settings, trainee, data.sizes, "DSpark block head", earlier, report=report, note=note)
+    prepared = prepare(job, settings, report, note)
+    head, data = start_block(prepared, options, markov_rank)
+    trainee = BlockTrainee.of(prepared, head, data)
+    return finish_head(prepared, trainee, data.sizes, "DSpark block head", earlier_runs(options.start))

@@ -9,7 +9,7 @@ Source: SpecInfer, arXiv 2305.09781, which drops whole prompts; weights per toke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,11 +23,10 @@ from draftree.core.files import read_json, write_json
 from draftree.train.batches import Batch
 from draftree.train.evaluate import CANDIDATES, judge
 from draftree.train.finishing import RECIPE, TrainingResult
-from draftree.train.head import HeadOptions, start, train_head
+from draftree.train.head import HeadOptions, start, train_prepared
 from draftree.train.head_trainee import HeadTrainee
-from draftree.train.loop import Progress
 from draftree.train.losses import MOST_TOKENS, condensed, coupled_acceptance
-from draftree.train.preparing import Prepared, TrainingJob, prepare
+from draftree.train.preparing import Note, Prepared, Report, TrainingJob, ignore, prepare
 from draftree.train.settings import TrainSettings
 
 CHUNK_ROWS = 512
@@ -120,44 +119,34 @@ def train_boosted(
     options: HeadOptions,
     boosting: Boosting,
     *,
-    report: Callable[[Progress], None] = lambda progress: None,
-    note: Callable[[str], None] = lambda text: None,
+    report: Report = ignore,
+    note: Note = ignore,
 ) -> tuple[TrainingResult, dict[str, Any]]:
     """Train the next head and compare the union with the baseline.
 
     Returns:
         The result, and the facts of `UnionCounts` by temperature of the texts, which are part of the recipe.
     """
-    prepared = prepare(job)
-    earlier = [trainee_of(prepared, settings, folder) for folder in boosting.earlier]
+    prepared = prepare(job, settings, report, note)
+    earlier = [trainee_of(prepared, folder) for folder in boosting.earlier]
     if prepared.processes.count == 1:
         for trainee in earlier:
             trainee.keep_rows(prepared.data)
     names = [str(folder) for folder in boosting.earlier]
     facts = {"boosting": {"earlier": names, "strength": boosting.strength, "floor": boosting.floor}}
-    result = train_head(
-        job,
-        settings,
-        options,
-        report=report,
-        note=note,
-        token_weights=partial(miss_weights, earlier, boosting),
-        prepared=prepared,
-        kind="Boosted EAGLE-3 head",
-        facts=facts,
-    )
+    weights = partial(miss_weights, earlier, boosting)
+    result = train_prepared(prepared, options, "Boosted EAGLE-3 head", facts, weights)
     if prepared.processes.index:
         return result, {}
-    union = union_of([*earlier, trainee_of(prepared, settings, job.output)], settings.depth)
+    union = union_of([*earlier, trainee_of(prepared, job.output)], settings.depth)
     path = job.output / RECIPE
     write_json(path, read_json(path) | {"union": union}, indent=1)
     return result, union
 
 
-def trainee_of(prepared: Prepared, settings: TrainSettings, folder: Path) -> HeadTrainee:
+def trainee_of(prepared: Prepared, folder: Path) -> HeadTrainee:
     """Return a finished head as a trainee, which evaluates it."""
-    head, data = start(prepared, settings, HeadOptions(start=folder), lambda text: None)
-    return HeadTrainee(head, prepared.parts, data, prepared.seen, prepared.unseen, settings)
+    return HeadTrainee.of(prepared, *start(prepared, HeadOptions(start=folder)))
 
 
 @torch.no_grad()

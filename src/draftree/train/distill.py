@@ -9,7 +9,7 @@ Sources: DistillSpec, arXiv 2310.08461; acceptance losses as for heads (`train/l
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,7 @@ from draftree.text.tokenizer import Tokenizer
 from draftree.train.batches import Batch
 from draftree.train.finishing import TrainingResult, train
 from draftree.train.head_trainee import TextTrainee
-from draftree.train.loop import Progress
-from draftree.train.preparing import Prepared, TrainingJob, prepare
+from draftree.train.preparing import Note, Prepared, Report, TrainingJob, ignore, prepare
 from draftree.train.settings import TrainSettings
 
 # Another vocabulary for a model: its embeddings and its output head are rewritten for the tokens of a target.
@@ -127,29 +126,27 @@ class StudentOptions:
             )
 
 
-def new_student(
-    prepared: Prepared, settings: TrainSettings, options: StudentOptions, note: Callable[[str], None]
-) -> Any:
+def new_student(prepared: Prepared, options: StudentOptions) -> Any:
     """Return the student before training, in the dtype of computation.
 
     Its context is the longest text that it is trained on, or that of the given model if it is longer: distances of
     rotary positions that were never trained on are not reliable. In longer texts, drafter `model` reads the last part.
     """
     context = max(len(prepared.data[number].tokens) for number in (*prepared.seen, *prepared.unseen))
-    if settings.max_length is not None:
-        context = min(context, settings.max_length)
+    if prepared.settings.max_length is not None:
+        context = min(context, prepared.settings.max_length)
     if options.start is None:
-        student = fresh_student(prepared, settings.seed, options, context)
+        student = fresh_student(prepared, options, context)
     else:
         from transformers import AutoModelForCausalLM
 
         folder = resolve_model(options.start)
         student = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
-        adopt_vocabulary(student, options.start, folder, prepared, note)
+        adopt_vocabulary(student, options.start, folder, prepared)
         if options.kept_layers is not None:
             keep_layers(student, options.kept_layers)
         context = extend_context(student, options.start, context)
-    note(f"the student reads up to {context:,} tokens at a time, and the last part of longer texts")
+    prepared.note(f"the student reads up to {context:,} tokens at a time, and the last part of longer texts")
     return student.to(device=prepared.processes.device, dtype=prepared.dtype)
 
 
@@ -167,12 +164,12 @@ def extend_context(student: Any, name: str, wanted: int) -> int:
     return wanted
 
 
-def fresh_student(prepared: Prepared, seed: int, options: StudentOptions, context: int) -> Any:
+def fresh_student(prepared: Prepared, options: StudentOptions, context: int) -> Any:
     """Return a llama of the given sizes with random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = prepared.config
-    torch.manual_seed(seed)
+    torch.manual_seed(prepared.settings.seed)
     rope = getattr(config, "rope_parameters", None) or {}
     return LlamaForCausalLM(
         LlamaConfig(
@@ -195,7 +192,7 @@ def special_ids(config: Any) -> dict[str, Any]:
     return {name: getattr(config, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
 
 
-def adopt_vocabulary(student: Any, name: str, folder: Path, prepared: Prepared, note: Callable[[str], None]) -> None:
+def adopt_vocabulary(student: Any, name: str, folder: Path, prepared: Prepared) -> None:
     """Give a model the target's vocabulary if it has another one."""
     width, wanted = student.get_output_embeddings().weight.shape[0], prepared.parts.vocab_size
     assert prepared.loaded.folder is not None, "checked when its configuration was read"
@@ -213,7 +210,7 @@ def adopt_vocabulary(student: Any, name: str, folder: Path, prepared: Prepared, 
     transplant(student, spelling)
     for key, value in special_ids(prepared.config).items():
         setattr(student.config, key, value)
-    note(
+    prepared.note(
         f"'{name}' has other tokens: {spelling.shared:,} of the target's {wanted:,} keep its weights, the others start "
         "as means of the tokens that spell them"
     )
@@ -276,18 +273,16 @@ def train_student(
     settings: TrainSettings,
     options: StudentOptions,
     *,
-    report: Callable[[Progress], None] = lambda progress: None,
-    note: Callable[[str], None] = lambda text: None,
+    report: Report = ignore,
+    note: Note = ignore,
 ) -> TrainingResult:
     """Train a student at the first level and write its folder, in the layout of transformers, with a tokenizer."""
     if settings.levels != 1:
         raise ConfigurationError(f"levels is {settings.levels}: a whole model has no states of its own to read; set 1")
-    prepared = prepare(job)
-    student = new_student(prepared, settings, options, note=note)
+    prepared = prepare(job, settings, report, note)
+    student = new_student(prepared, options)
     vocabulary = DraftVocabulary.full(prepared.parts.vocab_size).to(prepared.processes.device)
-    trainee = StudentTrainee(
-        student, prepared.parts, prepared.data, prepared.seen, prepared.unseen, settings, vocabulary=vocabulary
-    )
+    trainee = StudentTrainee.of(prepared, student, prepared.data, vocabulary=vocabulary)
 
     def write() -> dict[str, Any]:
         student.to(prepared.loaded.model.dtype).save_pretrained(job.output)
@@ -298,5 +293,4 @@ def train_student(
                 shutil.copyfile(folder / name, job.output / name)
         return {"student": {"start": options.start, "config": student.config.to_diff_dict()}}
 
-    usage = f"model:{job.output}"
-    return train(prepared, settings, trainee, write, kind="Distilled drafter", usage=usage, report=report, note=note)
+    return train(prepared, trainee, write, kind="Distilled drafter", usage=f"model:{job.output}")

@@ -15,9 +15,8 @@ from draftree.loading.provenance import machine, versions
 from draftree.train.batches import Batch
 from draftree.train.evaluate import Evaluation, JudgedStep, table
 from draftree.train.head_trainee import TextTrainee
-from draftree.train.loop import LOG, Progress, RunState, TrainingRun, read_log
+from draftree.train.loop import LOG, RunState, TrainingRun, read_log
 from draftree.train.preparing import Prepared
-from draftree.train.settings import TrainSettings
 
 SIZE = (6.4, 4.0)
 AVERAGED = 40
@@ -120,14 +119,11 @@ class TrainingResult:
 
 def train(
     prepared: Prepared,
-    settings: TrainSettings,
     trainee: TextTrainee,
     write: Callable[[], dict[str, Any]],
     *,
     kind: str,
     usage: str,
-    report: Callable[[Progress], None],
-    note: Callable[[str], None],
     watch: Callable[[Batch, list[JudgedStep]], None] | None = None,
 ) -> TrainingResult:
     """Train until a limit, from the checkpoint of a run that the job resumes; evaluate and write the result.
@@ -138,10 +134,10 @@ def train(
         usage: spec of the drafter.
         watch: called with the judged steps of the last evaluation.
     """
-    job, output = prepared.job, prepared.job.output
+    job, output, note = prepared.job, prepared.job.output, prepared.note
     if prepared.processes.count == 1:
         trainee.keep_rows(prepared.data)
-    run = TrainingRun(trainee, settings, job.training, prepared.processes, report=report)
+    run = TrainingRun(trainee, prepared.settings, job.training, prepared.processes, report=prepared.report)
     if job.resume:
         run.resume()
         note(f"resumed after {run.state.step} updates")
@@ -151,7 +147,7 @@ def train(
         return TrainingResult(output)
     evaluation = trainee.evaluate(None, watch=watch)
     own = write()
-    facts = recipe(prepared, settings, state, evaluation) | own
+    facts = recipe(prepared, state, evaluation) | own
     write_json(output / RECIPE, facts, indent=1)
     write_whole(output / CARD, card(facts, kind, usage).encode())
     notes = []
@@ -162,7 +158,7 @@ def train(
     return TrainingResult(output, evaluation, tuple(notes))
 
 
-def recipe(prepared: Prepared, settings: TrainSettings, state: RunState, evaluation: Evaluation) -> dict[str, Any]:
+def recipe(prepared: Prepared, state: RunState, evaluation: Evaluation) -> dict[str, Any]:
     """Return everything that a repetition needs, and the results."""
     data = prepared.data.recipe
     return {
@@ -177,7 +173,7 @@ def recipe(prepared: Prepared, settings: TrainSettings, state: RunState, evaluat
             "data_tokens": prepared.job.data_tokens,
             "prompts": [asdict(source) for source in data.prompts],
         },
-        "settings": asdict(settings),
+        "settings": asdict(prepared.settings),
         "run": {
             "updates": state.step,
             "trained_predictions": state.tokens,

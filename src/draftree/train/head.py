@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,8 +30,16 @@ from draftree.train.head_trainee import (
     sizes_for,
     unfold,
 )
-from draftree.train.loop import Progress
-from draftree.train.preparing import Prepared, TrainingJob, answer_vocabulary, chosen_features, prepare
+from draftree.train.preparing import (
+    Note,
+    Prepared,
+    Report,
+    TrainingJob,
+    answer_vocabulary,
+    chosen_features,
+    ignore,
+    prepare,
+)
 from draftree.train.settings import TrainSettings
 
 AnyHead = TypeVar("AnyHead", bound=Head)
@@ -181,38 +189,38 @@ def train_head(
     settings: TrainSettings,
     options: HeadOptions,
     *,
-    report: Callable[[Progress], None] = lambda progress: None,
-    note: Callable[[str], None] = lambda text: None,
-    token_weights: TokenWeights | None = None,
-    prepared: Prepared | None = None,
-    kind: str = "EAGLE-3 head",
-    facts: dict[str, Any] | None = None,
+    report: Report = ignore,
+    note: Note = ignore,
 ) -> TrainingResult:
-    """Train a head and write its folder.
+    """Train a head and write its folder."""
+    return train_prepared(prepare(job, settings, report, note), options, "EAGLE-3 head", {})
+
+
+def train_prepared(
+    prepared: Prepared,
+    options: HeadOptions,
+    kind: str,
+    facts: dict[str, Any],
+    token_weights: TokenWeights | None = None,
+) -> TrainingResult:
+    """Train a head on loaded inputs.
 
     Args:
-        token_weights: weights of predictions; None for equal ones.
-        prepared: inputs that are loaded already; None loads them.
         kind: noun for the model card.
         facts: part of the recipe.
+        token_weights: weights of predictions; None for equal ones.
     """
-    prepared = prepare(job) if prepared is None else prepared
-    head, data = start(prepared, settings, options, note)
-    trainee = HeadTrainee(
-        head, prepared.parts, data, prepared.seen, prepared.unseen, settings, token_weights=token_weights
-    )
-    facts = (facts or {}) | earlier_runs(options.start)
-    return finish_head(prepared, settings, trainee, data.sizes, kind, facts, report=report, note=note)
+    head, data = start(prepared, options)
+    trainee = HeadTrainee.of(prepared, head, data, token_weights=token_weights)
+    return finish_head(prepared, trainee, data.sizes, kind, facts | earlier_runs(options.start))
 
 
-def start(
-    prepared: Prepared, settings: TrainSettings, options: HeadOptions, note: Callable[[str], None]
-) -> tuple[FeatureHead, ScaledTexts]:
+def start(prepared: Prepared, options: HeadOptions) -> tuple[FeatureHead, ScaledTexts]:
     """Return the head before training, and the data with the hidden states that it reads."""
     if options.start is None:
-        config, vocabulary = new_config(prepared, settings, options, note)
+        config, vocabulary = new_config(prepared, options)
         head = Eagle3Head(config, vocabulary)
-        fresh(head, prepared.parts, trains_output=options.trains_output, seed=settings.seed)
+        fresh(head, prepared.parts, trains_output=options.trains_output, seed=prepared.settings.seed)
         return placed(head, prepared), scaled(prepared, config)
     options.require_sizes_of_start()
     given = read_head(options.start, dtype=torch.float32)
@@ -223,14 +231,12 @@ def start(
     return continued(given, prepared, options)
 
 
-def new_config(
-    prepared: Prepared, settings: TrainSettings, options: HeadOptions, note: Callable[[str], None]
-) -> tuple[HeadConfig, DraftVocabulary]:
+def new_config(prepared: Prepared, options: HeadOptions) -> tuple[HeadConfig, DraftVocabulary]:
     """Return the configuration of a new head of kind `eagle3`, and its draft vocabulary."""
     vocabulary, share = answer_vocabulary(prepared, options.draft_vocab or DRAFT_VOCAB)
-    note(f"draft vocabulary: {len(vocabulary):,} tokens, {100 * share:.2f} % of unseen answers")
+    prepared.note(f"draft vocabulary: {len(vocabulary):,} tokens, {100 * share:.2f} % of unseen answers")
     if share < LEAST_COVERAGE:
-        note("the draft vocabulary limits acceptance: a larger one (--draft-vocab) covers more")
+        prepared.note("the draft vocabulary limits acceptance: a larger one (--draft-vocab) covers more")
     stored = prepared.data.recipe.features
     config = head_config(
         prepared.config,
@@ -238,7 +244,7 @@ def new_config(
         [stored[place] for place in chosen_features(options.features, stored, prepared.parts.num_layers)],
         options,
         draft_vocab=len(vocabulary),
-        depth=settings.depth,
+        depth=prepared.settings.depth,
         name=prepared.loaded.name,
     )
     return config, vocabulary
@@ -271,18 +277,10 @@ def placed(head: AnyHead, prepared: Prepared) -> AnyHead:
 
 
 def finish_head(
-    prepared: Prepared,
-    settings: TrainSettings,
-    trainee: TextTrainee,
-    sizes: Tensor,
-    kind: str,
-    facts: dict[str, Any],
-    *,
-    report: Callable[[Progress], None],
-    note: Callable[[str], None],
+    prepared: Prepared, trainee: TextTrainee, sizes: Tensor, kind: str, facts: dict[str, Any]
 ) -> TrainingResult:
     """Train a head whose hidden states have these sizes, fit its confidence, and write all files."""
-    output, head, fit = prepared.job.output, trainee.module, ConfidenceFit(settings.depth)
+    output, head, fit = prepared.job.output, trainee.module, ConfidenceFit(prepared.settings.depth)
 
     def write() -> dict[str, Any]:
         fold(head, sizes)
@@ -291,9 +289,7 @@ def finish_head(
         write_calibration(calibration, output)
         return json_ready({"head": {"config": asdict(head.config)}, "confidence": fit.report(calibration)} | facts)
 
-    return train(
-        prepared, settings, trainee, write, kind=kind, usage=f"head:{output}", watch=fit.add, report=report, note=note
-    )
+    return train(prepared, trainee, write, kind=kind, usage=f"head:{output}", watch=fit.add)
 
 
 def json_ready(value: Any) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from draftree.train.checkpoints import TrainingError
 from draftree.train.data.shards import Text, TrainingData
 from draftree.train.evaluate import Evaluation, JudgedStep, StepLogits, evaluate
 from draftree.train.losses import Loss
+from draftree.train.preparing import Prepared
 from draftree.train.settings import TrainSettings
 from draftree.train.teacher import TargetRows, Teacher
 from draftree.train.unroll import StepTotals, backward, unroll
@@ -72,6 +73,11 @@ class TextTrainee(ABC):
             raise TrainingError("no text of training has an answer: make more data with 'draftree train data'")
         self._rows = TargetRows(parts, self.vocabulary, settings.temperature)
         self._unkept: list[tuple[Path, range]] = []
+
+    @classmethod
+    def of(cls, prepared: Prepared, module: Any, data: Texts, **options: Any) -> Self:
+        """Return the trainee of a run."""
+        return cls(module, prepared.parts, data, prepared.seen, prepared.unseen, prepared.settings, **options)
 
     def keep_rows(self, data: TrainingData) -> None:
         """Read the target's distributions from the data's folders, or write them there once all are computed.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -18,13 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from draftree.core.errors import ConfigurationError, import_extra, is_out_of_memory
+from draftree.core.errors import ConfigurationError, is_out_of_memory
 from draftree.core.files import MALFORMED, JsonError, parse_json
 from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.train.batches import pack
 from draftree.train.checkpoints import TrainingError, load_checkpoint, save_checkpoint
 from draftree.train.head_trainee import TextTrainee
 from draftree.train.losses import Loss, loss_named
+from draftree.train.preparing import Processes, Progress, Report, ignore
 from draftree.train.settings import ADAMW, TrainSettings
 from draftree.train.unroll import StepTotals
 
@@ -55,30 +55,6 @@ class RunState:
     stale: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Report of an update or an evaluation.
-
-    Attributes:
-        share: used share of the budget.
-        minutes_left: estimate; None before the first update.
-        acceptance: mean of sum min(p, q) by level.
-        score: score of the evaluation; None for an update.
-        note: one line about an event; empty if there is none.
-    """
-
-    step: int
-    share: float
-    tokens: int
-    tokens_per_second: float
-    minutes_left: float | None
-    loss: str = ""
-    losses: tuple[float, ...] = ()
-    acceptance: tuple[float, ...] = ()
-    score: float | None = None
-    note: str = ""
-
-
 def read_log(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a log; an unfinished last line is left out."""
     lines = []
@@ -87,42 +63,6 @@ def read_log(path: Path) -> list[dict[str, Any]]:
             if isinstance(value := parse_json(line), dict) and isinstance(value.get("step"), int):
                 lines.append(value)
     return lines
-
-
-class Processes:
-    """The processes that train one drafter together: those of an accelerator, or this one alone.
-
-    Each reads its part of every batch; gradients are summed.
-    """
-
-    def __init__(self, device: torch.device, accelerator: Any = None) -> None:
-        self._accelerator = accelerator
-        self.index: int = 0 if accelerator is None else accelerator.process_index
-        self.count: int = 1 if accelerator is None else accelerator.num_processes
-        self.device: torch.device = device if accelerator is None else accelerator.device
-
-    def total(self, value: Tensor) -> Tensor:
-        """Return the sum of a tensor over all processes."""
-        if self._accelerator is None:
-            return value
-        total: Tensor = self._accelerator.reduce(value, reduction="sum")
-        return total
-
-    def wait(self) -> None:
-        """Wait for all processes."""
-        if self._accelerator is not None:
-            self._accelerator.wait_for_everyone()
-
-
-def find_processes(device: torch.device) -> Processes:
-    """Return the processes of this run: those of `accelerate launch`, which places them, or this one alone.
-
-    Several processes use the processor if `device` is the processor.
-    """
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return Processes(device)
-    accelerate = import_extra("train", "several processes need", error=ConfigurationError)
-    return Processes(device, accelerate.Accelerator(cpu=device.type == "cpu"))
 
 
 # Optimizers in float32 for weights of any dtype, with a learning rate that depends on the used share of the budget.
@@ -257,7 +197,7 @@ class TrainingRun:
         folder: Path,
         processes: Processes,
         *,
-        report: Callable[[Progress], None] = lambda progress: None,
+        report: Report = ignore,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._trainee, self._settings, self._folder = trainee, settings, folder

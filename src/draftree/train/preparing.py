@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from draftree.build import require_positive
-from draftree.core.errors import ConfigurationError
+from draftree.core.errors import ConfigurationError, import_extra
 from draftree.core.host import apply_threads
 from draftree.heads.base import TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
@@ -19,7 +21,77 @@ from draftree.loading.loaded import LoadedModel
 from draftree.loading.options import resolve_device, resolve_dtype
 from draftree.options import QUANTIZATIONS, ModelOptions
 from draftree.train.data.shards import UNSEEN_SHARE, TrainingData
-from draftree.train.loop import Processes, find_processes
+from draftree.train.settings import TrainSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Report of an update or an evaluation.
+
+    Attributes:
+        share: used share of the budget.
+        minutes_left: estimate; None before the first update.
+        acceptance: mean of sum min(p, q) by level.
+        score: score of the evaluation; None for an update.
+        note: one line about an event; empty if there is none.
+    """
+
+    step: int
+    share: float
+    tokens: int
+    tokens_per_second: float
+    minutes_left: float | None
+    loss: str = ""
+    losses: tuple[float, ...] = ()
+    acceptance: tuple[float, ...] = ()
+    score: float | None = None
+    note: str = ""
+
+
+Report = Callable[[Progress], None]
+Note = Callable[[str], None]
+"""Takes a line for the user."""
+
+
+def ignore(event: object) -> None:
+    """Report or note nothing."""
+
+
+class Processes:
+    """The processes that train one drafter together: those of an accelerator, or this one alone.
+
+    Each reads its part of every batch; gradients are summed.
+    """
+
+    def __init__(self, device: torch.device, accelerator: Any = None) -> None:
+        self._accelerator = accelerator
+        self.index: int = 0 if accelerator is None else accelerator.process_index
+        self.count: int = 1 if accelerator is None else accelerator.num_processes
+        self.device: torch.device = device if accelerator is None else accelerator.device
+
+    def total(self, value: Tensor) -> Tensor:
+        """Return the sum of a tensor over all processes."""
+        if self._accelerator is None:
+            return value
+        total: Tensor = self._accelerator.reduce(value, reduction="sum")
+        return total
+
+    def wait(self) -> None:
+        """Wait for all processes."""
+        if self._accelerator is not None:
+            self._accelerator.wait_for_everyone()
+
+
+def find_processes(device: torch.device) -> Processes:
+    """Return the processes of this run: those of `accelerate launch`, which places them, or this one alone.
+
+    Several processes use the processor if `device` is the processor.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return Processes(device)
+    accelerate = import_extra("train", "several processes need", error=ConfigurationError)
+    return Processes(device, accelerate.Accelerator(cpu=device.type == "cpu"))
+
 
 TRAINING = "training"
 """Folder of checkpoints, log and plots in the folder of the result."""
@@ -71,9 +143,12 @@ class Prepared:
     parts: TargetParts
     processes: Processes
     dtype: torch.dtype
+    settings: TrainSettings
+    report: Report
+    note: Note
 
 
-def prepare(job: TrainingJob) -> Prepared:
+def prepare(job: TrainingJob, settings: TrainSettings, report: Report = ignore, note: Note = ignore) -> Prepared:
     """Load data and target; nothing is overwritten."""
     has_run, output = job.training.is_dir(), job.output
     if job.resume and not has_run:
@@ -114,7 +189,7 @@ def prepare(job: TrainingJob) -> Prepared:
     config = AutoConfig.from_pretrained(loaded.folder, trust_remote_code=False).get_text_config()
     parts = TargetParts.of(loaded.model)
     parts = replace(parts, embedding=parts.embedding.to(dtype), output=parts.output.to(dtype))
-    return Prepared(job, data, seen, unseen, loaded, config, parts, processes, dtype)
+    return Prepared(job, data, seen, unseen, loaded, config, parts, processes, dtype, settings, report, note)
 
 
 def first_texts(data: TrainingData, numbers: Sequence[int], tokens: int | None) -> list[int]:

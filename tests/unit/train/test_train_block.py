@@ -17,7 +17,8 @@ from draftree.heads.vocabulary import DraftVocabulary
 from draftree.train.batches import collate
 from draftree.train.block import GAIN_SIZE, OUTPUT_SIZE, OUTPUTS, BlockTrainee, fresh_block, seed_block
 from draftree.train.head import HeadOptions, head_config
-from draftree.train.loop import Processes, TrainingRun
+from draftree.train.loop import TrainingRun
+from draftree.train.preparing import Processes
 from draftree.train.settings import Limits
 from train_samples import (
     FEATURES,

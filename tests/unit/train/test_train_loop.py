@@ -13,7 +13,8 @@ import torch
 
 from draftree.train.checkpoints import TrainingError, load_checkpoint, save_checkpoint
 from draftree.train.head_trainee import HeadTrainee
-from draftree.train.loop import BEST, CHECKPOINT, LOG, Progress, read_log
+from draftree.train.loop import BEST, CHECKPOINT, LOG, read_log
+from draftree.train.preparing import Progress
 from draftree.train.settings import OPTIMIZERS, Limits
 from train_samples import settings, shorter, texts, tiny_head, trainee
 from training_runs import started, weights_of

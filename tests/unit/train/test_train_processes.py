@@ -19,7 +19,8 @@ from draftree.core.errors import ConfigurationError
 from draftree.train import loop
 from draftree.train.batches import pack
 from draftree.train.checkpoints import load_checkpoint
-from draftree.train.loop import CHECKPOINT, Processes, TrainingRun, find_processes
+from draftree.train.loop import CHECKPOINT, TrainingRun
+from draftree.train.preparing import Processes, find_processes
 from draftree.train.settings import Limits, TrainSettings
 from parallel_jobs import ended, environment
 from train_folders import learnable_model, write_data
