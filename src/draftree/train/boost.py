@@ -25,7 +25,7 @@ from draftree.train.evaluate import CANDIDATES, judge
 from draftree.train.finishing import RECIPE, TrainingResult
 from draftree.train.head import HeadOptions, start, train_prepared
 from draftree.train.head_trainee import HeadTrainee
-from draftree.train.losses import MOST_TOKENS, condensed, coupled_acceptance
+from draftree.train.losses import acceptance_of
 from draftree.train.preparing import Note, Prepared, Report, TrainingJob, ignore, prepare
 from draftree.train.settings import TrainSettings
 
@@ -66,9 +66,7 @@ def miss_weights(earlier: Sequence[HeadTrainee], boosting: Boosting, batch: Batc
         (states,) = trainee.states_of(own, 1)
         for part in torch.arange(own.num_chains, device=weights.device).split(CHUNK_ROWS):
             rows = teacher.part(part).rows(trainee.module.logits(states[part]))
-            log_p, log_q = condensed(rows.log_p, rows.log_q, MOST_TOKENS)
-            accepted = coupled_acceptance(log_p, log_q, rows.log_outside)
-            weights[part] *= (1 - accepted).clamp(0, 1).pow(boosting.strength).to(weights.dtype)
+            weights[part] *= (1 - acceptance_of(rows)).clamp(0, 1).pow(boosting.strength).to(weights.dtype)
     weights = weights.clamp_min(boosting.floor)
     return weights / weights.mean()
 

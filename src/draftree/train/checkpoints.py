@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from draftree.core.errors import DraftreeError
 from draftree.core.files import MALFORMED, parse_json
+from draftree.train.data.shards import write_atomically
 
 
 class TrainingError(DraftreeError, RuntimeError):
@@ -23,15 +23,9 @@ class TrainingError(DraftreeError, RuntimeError):
 def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Write tensors and JSON facts; an interruption leaves the old file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".new")
-    save_file(
-        {name: value.detach().contiguous().clone() for name, value in tensors.items()},
-        unfinished,
-        metadata={"facts": json.dumps(dict(facts))},
-    )
-    with unfinished.open("rb") as file:
-        os.fsync(file.fileno())
-    unfinished.replace(path)
+    copies = {name: value.detach().contiguous().clone() for name, value in tensors.items()}
+    metadata = {"facts": json.dumps(dict(facts))}
+    write_atomically(path, lambda unfinished: save_file(copies, unfinished, metadata=metadata))
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

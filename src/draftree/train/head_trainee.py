@@ -98,14 +98,13 @@ class TextTrainee(ABC):
 
     def _usable(self, numbers: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
         """Return the texts with an answer, and their numbers of rows and of chains; one text is in memory at a time."""
-        usable: tuple[list[int], list[int], list[int]] = ([], [], [])
         read = self._data.stored if isinstance(self._data, ScaledTexts) else self._data.__getitem__
-        for number in numbers:
-            text = cut(read(number), self._settings.max_length)
-            if is_usable(text):
-                for kept, value in zip(usable, (number, text.num_rows, text.num_rows - first_chain(text)), strict=True):
-                    kept.append(value)
-        return usable
+        texts = ((number, cut(read(number), self._settings.max_length)) for number in numbers)
+        usable = [
+            (number, text.num_rows, text.num_rows - first_chain(text)) for number, text in texts if is_usable(text)
+        ]
+        kept, rows, chains = ([row[column] for row in usable] for column in range(3))
+        return kept, rows, chains
 
     def count(self, texts: Sequence[int]) -> int:
         """Return the number of predictions of texts of training."""

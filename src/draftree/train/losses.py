@@ -145,18 +145,19 @@ def lk_hybrid(rows: Rows) -> Tensor:
     return share * kl(rows) + (1 - share) * (1 - accepted)
 
 
-def _coupled_acceptance(rows: Rows) -> Tensor:
+def acceptance_of(rows: Rows) -> Tensor:
+    """Return the acceptance of the rule `coupled`, shape (rows,), float64."""
     return coupled_acceptance(*condensed(rows.log_p, rows.log_q, MOST_TOKENS), rows.log_outside)
 
 
 def coupled(rows: Rows) -> Tensor:
     """Negative log-acceptance -log J of the rule `coupled`, which shares the noise of target and drafter."""
-    return -_coupled_acceptance(rows).clamp_min(LEAST_ACCEPTANCE).log().to(rows.log_q.dtype)
+    return -acceptance_of(rows).clamp_min(LEAST_ACCEPTANCE).log().to(rows.log_q.dtype)
 
 
 def coupled_miss(rows: Rows) -> Tensor:
     """Rejections 1 - J of the rule `coupled`: what `coupled` is the logarithm of, so hopeless rows count less."""
-    return (1 - _coupled_acceptance(rows)).to(rows.log_q.dtype)
+    return (1 - acceptance_of(rows)).to(rows.log_q.dtype)
 
 
 def cross_entropy(rows: Rows) -> Tensor:

@@ -33,39 +33,29 @@ class Comparison:
     """Running shares of first draft tokens that the target picks, without and with a correction, on the same rows."""
 
     def __init__(self) -> None:
-        self.count = self.base = self.learned = self.different = 0.0
+        self.outcomes = np.zeros(4)
+        """Sums over rows: their number, tokens right without and with the correction, and different outcomes."""
         self.is_better = False
         """Whether drafts use the correction: from a gain of `SURE` standard errors on, until a loss."""
 
     def add(self, base: bool, learned: bool) -> None:
         """Add the outcomes of one row."""
-        self.count = MEMORY * self.count + 1
-        self.base = MEMORY * self.base + base
-        self.learned = MEMORY * self.learned + learned
-        self.different = MEMORY * self.different + (base != learned)
-        self._decide()
+        self.restore(MEMORY * self.outcomes + (1, base, learned, base != learned))
 
-    def _decide(self) -> None:
-        gain = self.learned - self.base
-        if self.count < LEAST_OUTCOMES or gain < 0:
+    def restore(self, outcomes: np.ndarray) -> None:
+        """Continue from these sums."""
+        self.outcomes = outcomes
+        count, base, learned, different = outcomes.tolist()
+        if count < LEAST_OUTCOMES or learned < base:
             self.is_better = False
-        elif gain > SURE * math.sqrt(self.different):
+        elif learned - base > SURE * math.sqrt(different):
             self.is_better = True
-
-    @property
-    def state(self) -> np.ndarray:
-        """Numbers for a file."""
-        return np.array([self.count, self.base, self.learned, self.different])
-
-    def restore(self, state: np.ndarray) -> None:
-        """Continue from the numbers of a file."""
-        self.count, self.base, self.learned, self.different = state.tolist()
-        self._decide()
 
     @property
     def shares(self) -> tuple[float, float] | None:
         """Share without and share with the correction; None before the first outcome."""
-        return (self.base / self.count, self.learned / self.count) if self.count else None
+        count, base, learned, _ = self.outcomes.tolist()
+        return (base / count, learned / count) if count else None
 
 
 @final
@@ -146,7 +136,7 @@ class Correction:
     def state(self) -> dict[str, np.ndarray]:
         """Return copies of everything that is learned."""
         arrays = {name: own.cpu().numpy().copy() for name, own in self._arrays.items()}
-        return arrays | {"outcomes": self.comparison.state}
+        return arrays | {"outcomes": self.comparison.outcomes.copy()}
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         """Replace what is learned."""
@@ -159,7 +149,7 @@ class Correction:
         for name, target in self._arrays.items():
             if target.numel():
                 target.copy_(torch.from_numpy(state[name].copy()))
-        self.comparison.restore(state["outcomes"])
+        self.comparison.restore(state["outcomes"].copy())
 
 
 def _large_columns(error: Tensor) -> Tensor:
