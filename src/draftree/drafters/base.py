@@ -177,6 +177,7 @@ class Drafter(Generic[State]):
     """
 
     Config: ClassVar[type] = NoOptions
+    _note = ""
     part_seconds: tuple[float, ...] = ()
     """Costs of each part in the last `draft`, set by drafters that combine several."""
 
@@ -250,7 +251,7 @@ class Drafter(Generic[State]):
     @property
     def note(self) -> str:
         """Message for the user about decisions during construction; empty if none."""
-        return ""
+        return self._note
 
     def close(self, state: State) -> None:
         """Free the resources of a sequence."""

@@ -29,11 +29,11 @@ from draftree.drafters.base import DraftContext, DraftTraits, LoadedDraftModel
 from draftree.drafters.tree_builder.builder import TreeBuildingDrafter, TreeOptions
 from draftree.drafters.tree_builder.model_stepper import ModelStepper, Reader, SameReader, require_same_source
 from draftree.drafters.tree_builder.vocabularies import (
+    MAPS,
     STRINGS,
     TOKENS,
     CommonReader,
     StringTreeBuilder,
-    require_map,
     translation_between,
 )
 from draftree.loading.apart import load_apart
@@ -122,7 +122,11 @@ class ModelDrafter(TreeBuildingDrafter):
 
         def __post_init__(self) -> None:
             TreeOptions.__post_init__(self)
-            require_map(self.map)
+            if self.map not in MAPS:
+                raise ConfigurationError(
+                    f"option map is '{self.map}', which is not a mapping between vocabularies: "
+                    f"{suggestion(self.map, MAPS)}"
+                )
             if self.bits is not None and self.bits not in QUANTIZATIONS:
                 raise ConfigurationError(
                     f"drafter 'model' has weights of kind '{self.bits}': {suggestion(self.bits, list(QUANTIZATIONS))}"

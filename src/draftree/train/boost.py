@@ -21,7 +21,7 @@ from torch import Tensor
 from draftree.core.errors import ConfigurationError
 from draftree.core.files import read_json, write_json
 from draftree.train.batches import Batch
-from draftree.train.evaluate import CANDIDATES, judge
+from draftree.train.evaluate import CANDIDATES, DepthCounts, judge, runs_of
 from draftree.train.finishing import RECIPE, TrainingResult
 from draftree.train.head import HeadOptions, start, train_prepared
 from draftree.train.head_trainee import HeadTrainee
@@ -71,46 +71,6 @@ def miss_weights(earlier: Sequence[HeadTrainee], boosting: Boosting, batch: Batc
     return weights / weights.mean()
 
 
-class UnionCounts:
-    """Survival of trees with several candidates at each level of the text's own path, at equal numbers of tokens.
-
-    A level of the union has the best token of each head; a level of the baseline has as many best tokens of the first.
-    """
-
-    def __init__(self, depth: int, num_heads: int) -> None:
-        self._depth, self._num_heads = depth, num_heads
-        self._survived: dict[str, list[int]] = {}
-        self._starts = 0
-
-    def add(self, batch: Batch, ranks: Sequence[Sequence[Tensor]]) -> None:
-        """Count the chains of a batch that have room for all levels.
-
-        Args:
-            ranks: for each head and level the rank of the target's pick, -1 if it is not among the candidates.
-        """
-        has_room = (batch.room >= self._depth).cpu()
-        self._starts += int(has_room.sum())
-        count = self._num_heads
-        for name, hits in {
-            "first head": [rank == 0 for rank in ranks[0]],
-            f"first head, best {count}": [(rank >= 0) & (rank < count) for rank in ranks[0]],
-            "last head": [rank == 0 for rank in ranks[-1]],
-            f"best of {count} heads": [torch.stack(level).eq(0).any(0) for level in zip(*ranks, strict=True)],
-        }.items():
-            alive, survived = has_room.clone(), self._survived.setdefault(name, [0] * self._depth)
-            for level, hit in enumerate(hits):
-                alive &= hit.cpu()
-                survived[level] += int(alive.sum())
-
-    def facts(self) -> dict[str, Any]:
-        """Return survival by level and tokens per round, as JSON values, by name."""
-        starts = max(1, self._starts)
-        return {
-            name: {"survival": [count / starts for count in counts], "acceptance_length": 1 + sum(counts) / starts}
-            for name, counts in self._survived.items()
-        }
-
-
 def train_boosted(
     job: TrainingJob,
     settings: TrainSettings,
@@ -123,7 +83,7 @@ def train_boosted(
     """Train the next head and compare the union with the baseline.
 
     Returns:
-        The result, and the facts of `UnionCounts` by temperature of the texts, which are part of the recipe.
+        The result, and the union by temperature of the texts, which is part of the recipe.
     """
     prepared = prepare(job, settings, report, note)
     earlier = [trainee_of(prepared, folder) for folder in boosting.earlier]
@@ -149,8 +109,12 @@ def trainee_of(prepared: Prepared, folder: Path) -> HeadTrainee:
 
 @torch.no_grad()
 def union_of(heads: Sequence[HeadTrainee], depth: int) -> dict[str, Any]:
-    """Return the union of heads against the baseline on all unseen texts, by temperature."""
-    counts: dict[float, UnionCounts] = {}
+    """Return the survival of drafts along the unseen texts, by temperature, at equal numbers of verified tokens.
+
+    A level of the union has the best token of each head; a level of the baseline has as many best tokens of the first.
+    """
+    num_heads = len(heads)
+    counts: dict[float, dict[str, DepthCounts]] = {}
     for numbers in heads[0].unseen_batches(None):
         by_temperature: dict[float, list[int]] = {}
         for number in numbers:
@@ -159,6 +123,17 @@ def union_of(heads: Sequence[HeadTrainee], depth: int) -> dict[str, Any]:
             ranks = []
             for head in heads:
                 batch = head.batch(chosen)
-                ranks.append([step.match for step in judge(batch, head.steps_of(batch, depth), head.vocabulary)])
-            counts.setdefault(temperature, UnionCounts(depth, len(heads))).add(batch, ranks)
-    return {f"{temperature:g}": union.facts() for temperature, union in sorted(counts.items())}
+                steps = judge(batch, head.steps_of(batch, depth), head.vocabulary)
+                ranks.append(torch.stack([step.match for step in steps], dim=-1)[batch.room >= depth])
+            named = counts.setdefault(temperature, {})
+            for name, hits in (
+                ("first head", ranks[0] == 0),
+                (f"first head, best {num_heads}", (ranks[0] >= 0) & (ranks[0] < num_heads)),
+                ("last head", ranks[-1] == 0),
+                (f"best of {num_heads} heads", torch.stack(ranks).eq(0).any(dim=0)),
+            ):
+                named.setdefault(name, DepthCounts(depth)).add(runs_of(hits.tolist()))
+    return {
+        f"{temperature:g}": {name: drafts.facts() for name, drafts in named.items()}
+        for temperature, named in sorted(counts.items())
+    }

@@ -304,7 +304,8 @@ class TrainingRun:
     def _update(self) -> None:
         progress, texts = self._progress(), self._next_texts()
         state, settings, device = self.state, self._settings, self._processes.device
-        name, levels = settings.loss_at(progress), settings.levels_at(progress)
+        name = settings.first_loss if progress < settings.first_share else settings.loss
+        levels = 1 if progress < settings.levels_from else settings.levels
         dtype = torch.float64 if device.type == "cpu" else torch.float32
         count = round(
             float(self._processes.total(torch.tensor(self._trainee.count(texts), dtype=dtype, device=device)))

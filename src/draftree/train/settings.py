@@ -110,14 +110,6 @@ class TrainSettings:
         loss_named(self.loss)
         loss_named(self.first_loss)
 
-    def loss_at(self, progress: float) -> str:
-        """Return the name of the loss at a share of the budget."""
-        return self.first_loss if progress < self.first_share else self.loss
-
-    def levels_at(self, progress: float) -> int:
-        """Return the number of levels that are trained at a share of the budget."""
-        return 1 if progress < self.levels_from else self.levels
-
     def digest(self) -> str:
         """Return a hash of what must be equal when a run is resumed: all but the budget and the reports."""
         spared = ("limits", "evaluate_texts", "patience", "max_skips")

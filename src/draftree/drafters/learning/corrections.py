@@ -114,7 +114,10 @@ class Correction:
         error = torch.softmax(logits, dim=-1)
         picked = torch.tensor(columns, device=logits.device)
         error[torch.arange(len(columns), device=logits.device), picked] -= 1
-        chosen = _large_columns(error)
+        if error.device.type == "cpu":  # numpy takes a third of torch's time
+            chosen = torch.from_numpy(np.flatnonzero(np.abs(error.numpy()).max(axis=0) > LEAST_PROBABILITY))
+        else:
+            chosen = (error.abs().amax(dim=0) > LEAST_PROBABILITY).nonzero()[:, 0]
         error = error[:, chosen]
         step = self._step("bias", error.sum(dim=0), rate, chosen)
         self.bias.index_add_(0, chosen, step)
@@ -150,13 +153,6 @@ class Correction:
             if target.numel():
                 target.copy_(torch.from_numpy(state[name].copy()))
         self.comparison.restore(state["outcomes"].copy())
-
-
-def _large_columns(error: Tensor) -> Tensor:
-    """Return the columns with a large entry; numpy takes a third of torch's time on a host."""
-    if error.device.type == "cpu":
-        return torch.from_numpy(np.flatnonzero(np.abs(error.numpy()).max(axis=0) > LEAST_PROBABILITY))
-    return (error.abs().amax(dim=0) > LEAST_PROBABILITY).nonzero()[:, 0]
 
 
 def _scaled(states: Tensor) -> Tensor:

@@ -177,7 +177,7 @@ class OwnedLearner(Learner, Generic[Owned]):
 
     def __init__(self, identity: str, store: LearningStore | None) -> None:
         self.identity = hashlib.sha256(identity.encode()).hexdigest()[:16]
-        self._by_owner = store is not None and store.is_by_key
+        self._by_owner = store is not None and store.learning.scope is Scope.KEY
         self._lock: AbstractContextManager[object] = nullcontext() if store is None else store.lock
         self._owned: dict[str, Owned] = {}
 
@@ -291,12 +291,6 @@ class LearnedFile:
             os.fsync(stream.fileno())
         os.replace(fresh, self.path)
 
-    def set_aside(self) -> Path:
-        """Rename a damaged file, so that the next save does not replace it; return its new path."""
-        aside = self.path.with_suffix(".damaged")
-        os.replace(self.path, aside)
-        return aside
-
     def close(self) -> None:
         """Release the lock."""
         self._lock.release()
@@ -333,11 +327,6 @@ class LearningStore:
                 daemon=True,
             ).start()
 
-    @property
-    def is_by_key(self) -> bool:
-        """Whether every owner has a state of its own."""
-        return self.learning.scope is Scope.KEY
-
     def learner(self, key: Hashable, make: Callable[[], Kind]) -> Kind:
         """Return the learner of a key; the first call makes it, and restores its file."""
         known = self._learners.get(key)
@@ -357,7 +346,8 @@ class LearningStore:
                     learner.restore(state)
                 logger.info("learned state of drafter '%s' restored from '%s'", learner.name, file.path)
         except DamagedStateError as error:
-            aside = file.set_aside()
+            # the next save must not replace it
+            aside = file.path.replace(file.path.with_suffix(".damaged"))
             logger.warning(
                 "'%s' is damaged (%s): it was renamed to '%s', and drafter '%s' starts without it",
                 file.path,

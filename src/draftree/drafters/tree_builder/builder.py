@@ -526,7 +526,6 @@ class TreeBuildingDrafter(Drafter[Any]):
     """
 
     _builder: TreeBuilder
-    _note = ""
     _corrections: HeadCorrections | None = None
     """What is learned from verified tokens."""
 
@@ -564,10 +563,6 @@ class TreeBuildingDrafter(Drafter[Any]):
             gives_confidence=True,
             runs_model=True,
         )
-
-    @property
-    def note(self) -> str:
-        return self._note
 
     def reserve(self, num_sequences: int, length: int) -> None:
         self._builder.reserve(num_sequences, length)

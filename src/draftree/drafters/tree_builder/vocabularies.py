@@ -21,7 +21,7 @@ from typing import Any, final
 
 import torch
 
-from draftree.core.errors import ConfigurationError, MissingTokenizerError, VocabularyMismatchError, suggestion
+from draftree.core.errors import MissingTokenizerError, VocabularyMismatchError
 from draftree.core.node_map import merge, prune
 from draftree.core.tree import EMPTY, Draw, TokenTree, chain, depths
 from draftree.core.types import Budget, Verdict
@@ -50,14 +50,6 @@ AUTO, TOKENS, STRINGS = "auto", "tokens", "strings"
 MAPS = (AUTO, TOKENS, STRINGS)
 LEAST_SHARE = 0.25
 """Minimum share of the draft model's tokens in common; below it, `auto` maps by strings."""
-
-
-def require_map(name: str) -> None:
-    """Check the name of a mapping."""
-    if name not in MAPS:
-        raise ConfigurationError(
-            f"option map is '{name}', which is not a mapping between vocabularies: {suggestion(name, MAPS)}"
-        )
 
 
 @dataclass(frozen=True, slots=True)
