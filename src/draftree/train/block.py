@@ -64,21 +64,21 @@ VARIANTS = (
 def start_block(prepared: Prepared, options: HeadOptions, markov_rank: int | None) -> tuple[DFlashHead, ScaledTexts]:
     """Return the head before training, in the dtype of computation, and the data with its hidden states."""
     start, parts, depth = options.start, prepared.parts, prepared.settings.depth
-    given = None if start is None else read_head(start, dtype=torch.float32)
-    if given is not None:
-        options.require_sizes_of_start(but="layers" if isinstance(given, Eagle3Head) else "")
-        if not isinstance(given, Eagle3Head):
-            return continued(_require_block(given, start, depth, markov_rank), prepared, options)
-    if given is None:
+    source = None if start is None else read_head(start, dtype=torch.float32)
+    if source is not None:
+        options.require_sizes_of_start(but="layers" if isinstance(source, Eagle3Head) else "")
+        if not isinstance(source, Eagle3Head):
+            return continued(_require_block(source, start, depth, markov_rank), prepared, options)
+    if source is None:
         base, vocabulary = new_config(prepared, replace(options, fc_norm=False, norm_output=False))
     else:
-        variants = [name for name in VARIANTS if getattr(given.config, name)]
-        if variants or given.config.hidden != parts.hidden:
+        variants = [name for name in VARIANTS if getattr(source.config, name)]
+        if variants or source.config.hidden != parts.hidden:
             reason = f"its {variants[0]} is set" if variants else "its width is not the target's"
             raise ConfigurationError(
                 f"a block head cannot start from this head: {reason}; leave out --from for a new one"
             )
-        base, vocabulary = given.config.changed(num_layers=options.layers), given.vocabulary
+        base, vocabulary = source.config.changed(num_layers=options.layers), source.vocabulary
     counts = prepared.data.counts(answers_only=False)
     config = base.changed(
         kind=DSPARK,
@@ -95,31 +95,31 @@ def start_block(prepared: Prepared, options: HeadOptions, markov_rank: int | Non
     data = scaled(prepared, config)
     head = DFlashHead(config, vocabulary)
     fresh_block(head, parts, trains_output=options.trains_output, seed=prepared.settings.seed)
-    if given is not None:
-        given.bind(parts)
-        unfold(given, data.sizes)
-        seed_block(head, given)
+    if source is not None:
+        source.bind(parts)
+        unfold(source, data.sizes)
+        seed_block(head, source)
         prepared.note(f"the first layer begins with the weights of '{start}'")
     return placed(head, prepared), data
 
 
-def _require_block(given: Head, start: Path | None, depth: int, markov_rank: int | None) -> DFlashHead:
+def _require_block(source: Head, start: Path | None, depth: int, markov_rank: int | None) -> DFlashHead:
     """Return the block head that is to be continued."""
-    if not isinstance(given, DFlashHead) or given.config.kind != DSPARK:
+    if not isinstance(source, DFlashHead) or source.config.kind != DSPARK:
         raise ConfigurationError(
-            f"'{start}' has a head of kind '{given.config.kind}': a block head starts from one of kind '{DSPARK}' or "
+            f"'{start}' has a head of kind '{source.config.kind}': a block head starts from one of kind '{DSPARK}' or "
             f"'{EAGLE3}'"
         )
-    if given.num_levels != depth:
+    if source.num_levels != depth:
         raise ConfigurationError(
-            f"'{start}' drafts {given.num_levels} tokens in a pass, and depth is {depth}: give --depth "
-            f"{given.num_levels}"
+            f"'{start}' drafts {source.num_levels} tokens in a pass, and depth is {depth}: give --depth "
+            f"{source.num_levels}"
         )
-    if markov_rank not in (None, given.config.markov_rank):
+    if markov_rank not in (None, source.config.markov_rank):
         raise ConfigurationError(
-            f"'{start}' has a bias of rank {given.config.markov_rank}: leave out markov_rank, which is {markov_rank}"
+            f"'{start}' has a bias of rank {source.config.markov_rank}: leave out markov_rank, which is {markov_rank}"
         )
-    return given
+    return source
 
 
 def fresh_block(head: DFlashHead, parts: TargetParts, *, trains_output: bool, seed: int) -> DFlashHead:
@@ -134,20 +134,20 @@ def fresh_block(head: DFlashHead, parts: TargetParts, *, trains_output: bool, se
 
 
 @torch.no_grad()
-def seed_block(head: DFlashHead, given: Eagle3Head) -> None:
+def seed_block(head: DFlashHead, source: Eagle3Head) -> None:
     """Give a block head the first product, the final norm, the output rows and the first layer of another head.
 
     Args:
-        given: of the same sizes; its first product reads hidden states as that of `head` does.
+        source: of the same sizes; its first product reads hidden states as that of `head` does.
     """
-    first, layer = head.layers[0], given.layers[0]
+    first, layer = head.layers[0], source.layers[0]
     assert isinstance(first, BlockLayer), "block heads have layers of their own"
     assert isinstance(layer, Layer), "heads have decoder layers"
     assert layer.hidden_norm is not None, "the first layer of eagle3 joins both"
     assert layer.input_layernorm is not None, "the first layer of eagle3 joins both"
-    width = given.config.hidden
-    head.fc.weight.copy_(given.fc.weight)
-    head.norm.weight.copy_(given.norm.weight)
+    width = source.config.hidden
+    head.fc.weight.copy_(source.fc.weight)
+    head.norm.weight.copy_(source.norm.weight)
     head.hidden_norm.weight.copy_(layer.hidden_norm.weight)
     first.input_layernorm.weight.copy_(layer.input_layernorm.weight)
     first.post_attention_layernorm.weight.copy_(layer.post_attention_layernorm.weight)
@@ -156,8 +156,8 @@ def seed_block(head: DFlashHead, given: Eagle3Head) -> None:
     first.self_attn.q_proj.weight.copy_(layer.self_attn.q_proj.weight[:, :width])
     for name in ("k_proj", "v_proj"):
         getattr(first.self_attn, name).weight.copy_(getattr(layer.self_attn, name).weight[:, width:])
-    if head.lm_head is not None and given.lm_head is not None:
-        head.lm_head.weight.copy_(given.lm_head.weight)
+    if head.lm_head is not None and source.lm_head is not None:
+        head.lm_head.weight.copy_(source.lm_head.weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,9 +221,9 @@ class AnchorAttention:
         weights = torch.cat((outer, padded), dim=-1).softmax(dim=-1).to(query.dtype)
         longest = keys.shape[2]
         shape = (chains.num_texts, chains.longest, slots)
-        found = chains.flat((weights[..., :longest] @ values).transpose(1, 2).unflatten(1, shape[1:]))
+        mixed = chains.flat((weights[..., :longest] @ values).transpose(1, 2).unflatten(1, shape[1:]))
         shares = chains.flat(weights[..., longest:].transpose(1, 2).unflatten(1, shape[1:]))
-        return found + torch.einsum("csht,cthd->cshd", shares, value)
+        return mixed + torch.einsum("csht,cthd->cshd", shares, value)
 
 
 class BlockTrainee(TextTrainee):

@@ -197,8 +197,8 @@ def earlier_runs(start: Path | None) -> dict[str, Any]:
     if start is None:
         return {}
     try:
-        found = read_json(start / RECIPE)
-        runs = [*found.get("earlier", ()), {name: found[name] for name in ("data", "settings", "run") if name in found}]
+        facts = read_json(start / RECIPE)
+        runs = [*facts.get("earlier", ()), {name: facts[name] for name in ("data", "settings", "run") if name in facts}]
         list(map(_earlier_run, runs))  # the model card needs their values
     except (OSError, *MALFORMED):
         return {}  # other programs write files of this name

@@ -178,9 +178,9 @@ def norm_gain(parts: TargetParts) -> Tensor:
     """Return the gain of the target's final norm if it is a root mean square norm, else ones; shape (hidden,)."""
     width, output = parts.hidden, parts.output
     probe = torch.randn(width, generator=torch.Generator().manual_seed(0)) * 4
-    found = parts.finish(torch.stack((torch.ones(width), probe)).to(output)).float().cpu()
-    gain, wanted = found[0], found[0] * probe * probe.square().mean().rsqrt()
-    close = torch.allclose(found[1], wanted, rtol=0.05, atol=0.05 * float(wanted.abs().mean()) + 1e-6)
+    outputs = parts.finish(torch.stack((torch.ones(width), probe)).to(output)).float().cpu()
+    gain, wanted = outputs[0], outputs[0] * probe * probe.square().mean().rsqrt()
+    close = torch.allclose(outputs[1], wanted, rtol=0.05, atol=0.05 * float(wanted.abs().mean()) + 1e-6)
     return gain if close else torch.ones(width)
 
 
@@ -223,12 +223,12 @@ def start(prepared: Prepared, options: HeadOptions) -> tuple[FeatureHead, Scaled
         fresh(head, prepared.parts, trains_output=options.trains_output, seed=prepared.settings.seed)
         return placed(head, prepared), scaled(prepared, config)
     options.require_sizes_of_start()
-    given = read_head(options.start, dtype=torch.float32)
-    if not isinstance(given, FeatureHead):
+    before = read_head(options.start, dtype=torch.float32)
+    if not isinstance(before, FeatureHead):
         raise ConfigurationError(
-            f"'{options.start}' has a head of kind '{given.config.kind}', which this command does not train"
+            f"'{options.start}' has a head of kind '{before.config.kind}', which this command does not train"
         )
-    return continued(given, prepared, options)
+    return continued(before, prepared, options)
 
 
 def new_config(prepared: Prepared, options: HeadOptions) -> tuple[HeadConfig, DraftVocabulary]:

@@ -88,19 +88,19 @@ class LogProbsAt(torch.autograd.Function):
         scaled = logits / temperature if temperature != 1.0 else logits
         total = scaled.logsumexp(dim=-1)
         best = scaled.amax(dim=-1) - total
-        found = scaled.gather(-1, places) - total[:, None]
+        log_probs = scaled.gather(-1, places) - total[:, None]
         ctx.save_for_backward(scaled, total, places)
         ctx.temperature = temperature
         ctx.mark_non_differentiable(best)
-        return found, best
+        return log_probs, best
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         scaled, total, places = ctx.saved_tensors
         own = gradients[0] / ctx.temperature
-        found = (scaled - total[:, None]).exp_()
-        found.mul_(-own.sum(dim=-1, keepdim=True)).scatter_add_(-1, places, own)
-        return found, None, None
+        gradient = (scaled - total[:, None]).exp_()
+        gradient.mul_(-own.sum(dim=-1, keepdim=True)).scatter_add_(-1, places, own)
+        return gradient, None, None
 
 
 def _log_complement(log_probs: Tensor) -> Tensor:

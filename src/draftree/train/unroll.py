@@ -53,11 +53,11 @@ class UnrollAttention:
         if is_whole:
             query = rows.padded(query).transpose(1, 2)
             # padding is at the end, where causal rows of the text do not look
-            found = scaled_dot_product_attention(query, key, value, is_causal=True)
-            return rows.flat(found.transpose(1, 2))
+            mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
+            return rows.flat(mixed.transpose(1, 2))
         query = chains.padded(query).transpose(1, 2)
-        found = scaled_dot_product_attention(query, key, value, attn_mask=~self._is_hidden())
-        return chains.flat(found.transpose(1, 2))
+        mixed = scaled_dot_product_attention(query, key, value, attn_mask=~self._is_hidden())
+        return chains.flat(mixed.transpose(1, 2))
 
     def _later(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         chains = self._batch.chain_rows
@@ -72,11 +72,11 @@ class UnrollAttention:
         weights = torch.cat((scores, chains.padded(diagonal).transpose(1, 2)), dim=-1).softmax(dim=-1)
         weights = weights.to(query.dtype)
         longest = true_key.shape[2]
-        found = chains.flat((weights[..., :longest] @ true_value).transpose(1, 2))
+        mixed = chains.flat((weights[..., :longest] @ true_value).transpose(1, 2))
         shares = chains.flat(weights[..., longest:].transpose(1, 2))
         for step, (_, one) in enumerate(own):
-            found = found + shares[..., step, None] * one
-        return found
+            mixed = mixed + shares[..., step, None] * one
+        return mixed
 
     def _is_hidden(self) -> Tensor:
         """Return which true rows come after the start of each chain, shape (texts, 1, chains, rows)."""
@@ -186,7 +186,7 @@ def backward(
     """
     outputs: list[Tensor] = []
     gradients: list[Tensor] = []
-    found: list[StepTotals] = []
+    sums_of_steps: list[StepTotals] = []
     survival = torch.ones(batch.num_chains, device=batch.chains.device)
     for step, states in enumerate(states_of_steps):
         _, has_room = batch.step_rows(step)
@@ -205,10 +205,10 @@ def backward(
         assert leaf.grad is not None
         outputs.append(states)
         gradients.append(leaf.grad)
-        found.append(totals)
+        sums_of_steps.append(totals)
         survival = weights.after(survival, accepted)
     torch.autograd.backward(outputs, gradients)
-    return found
+    return sums_of_steps
 
 
 def _chunk(rows: Rows, loss: Loss, scale: Tensor, total: float) -> tuple[StepTotals, Tensor]:

@@ -204,10 +204,10 @@ class Occurrences:
                 overlapping match repeats itself.
         """
         end = self._length - 1 if is_own else self._length
-        found: dict[int, None] = {}
+        known: dict[int, None] = {}
         for chains in self._chains:
-            found.update(dict.fromkeys(chains.latest(tail, limit + is_own)))
-        places = np.fromiter(found, np.int64, len(found))
+            known.update(dict.fromkeys(chains.latest(tail, limit + is_own)))
+        places = np.fromiter(known, np.int64, len(known))
         places = places[places < end]
         lengths = match_lengths(self._tokens, places, tail)
         kept = lengths >= self._orders[-1]

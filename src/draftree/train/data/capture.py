@@ -385,7 +385,7 @@ def estimate(
 ) -> Estimate:
     """Estimate the rest of a capture by generating a few tokens of its next texts, which are not stored."""
     jobs = capture.jobs[done_prompts:]
-    lengths = [len(found.history) for found in _sequences(capture, done_prompts, SAMPLE)]
+    lengths = [len(sequence.history) for sequence in _sequences(capture, done_prompts, SAMPLE)]
     if not lengths:
         return Estimate(0, 0, 0, 0.0, 0.0)
     prompt = fmean(lengths)
@@ -403,8 +403,8 @@ def estimate(
 
 
 def _sequences(capture: Capture, first: int, count: int) -> list[WritingSequence]:
-    found = (capture.sequence(job) for job in islice(capture.jobs, first, None))
-    return list(islice((sequence for sequence in found if not isinstance(sequence, str)), count))
+    answers = (capture.sequence(job) for job in islice(capture.jobs, first, None))
+    return list(islice((sequence for sequence in answers if not isinstance(sequence, str)), count))
 
 
 def _probe(capture: Capture, sequences: list[WritingSequence], clock: Callable[[], float]) -> tuple[float, float, int]:

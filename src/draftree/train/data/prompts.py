@@ -369,7 +369,7 @@ class Template:
         pairs = [(chosen[slot], chosen.get(f"{slot}2")) for slot in chosen]
         if any(first == second for first, second in pairs):
             return None
-        return ARTICLE.sub(r"\1n ", SLOT.sub(lambda found: chosen[found[1] + found[2]], self.text))
+        return ARTICLE.sub(r"\1n ", SLOT.sub(lambda match: chosen[match[1] + match[2]], self.text))
 
     def prompts(self) -> Iterator[str]:
         """Yield all prompts, each once."""
@@ -397,14 +397,14 @@ PACKAGES_LICENCE = "licences of the named packages; prompts quote their document
 
 def prompt_set(name: str) -> PromptSet:
     """Return the prompts of "shipped", "expanded" or "packages"; the last two with ":N" for a maximum number."""
-    kind, colon, given = name.partition(":")
+    kind, colon, count = name.partition(":")
     if kind == SHIPPED and not colon:
         return PromptSet(SHIPPED, shipped(), OWN_LICENCE)
-    if kind not in DEFAULT_COUNTS or (colon and not (given.isdecimal() and int(given) > 0)):
+    if kind not in DEFAULT_COUNTS or (colon and not (count.isdecimal() and int(count) > 0)):
         raise ConfigurationError(
             f"prompts are '{name}': give 'shipped', 'expanded:N', 'packages:N' with a positive N, or a file"
         )
-    number = int(given) if colon else DEFAULT_COUNTS[kind]
+    number = int(count) if colon else DEFAULT_COUNTS[kind]
     if kind == EXPANDED:
         return PromptSet(EXPANDED, expanded(number), OWN_LICENCE)
     prompts, names = package_prompts(number)

@@ -254,7 +254,7 @@ class Text:
 def stacked(texts: Sequence[Text]) -> dict[str, Tensor]:
     """Return the tensors of a shard of these texts; the format is described in `train/data/shards.py`."""
     lengths = torch.tensor([0, *(text.num_rows for text in texts)])
-    found = {
+    tensors = {
         "tokens": torch.cat([text.tokens[:-1] for text in texts]).int(),
         "starts": lengths.cumsum(0),
         "ends": torch.stack([text.tokens[-1] for text in texts]).int(),
@@ -265,13 +265,13 @@ def stacked(texts: Sequence[Text]) -> dict[str, Tensor]:
         "features": torch.cat([text.features for text in texts]),
     }
     if texts[0].last is not None:
-        found["last"] = torch.cat([text.last for text in texts if text.last is not None])
+        tensors["last"] = torch.cat([text.last for text in texts if text.last is not None])
     tops = [text.top for text in texts if text.top is not None]
     if tops:
-        found["top_ids"] = torch.cat([top.ids for top in tops]).int()
-        found["top_logits"] = torch.cat([top.logits for top in tops]).half()
-        found["lse"] = torch.cat([top.lse for top in tops])
-    return found
+        tensors["top_ids"] = torch.cat([top.ids for top in tops]).int()
+        tensors["top_logits"] = torch.cat([top.logits for top in tops]).half()
+        tensors["lse"] = torch.cat([top.lse for top in tops])
+    return tensors
 
 
 def text_of(tensors: dict[str, Tensor], index: int) -> Text:
@@ -443,13 +443,13 @@ def shard_tensors(folder: Path, shard: ShardEntry) -> dict[str, Tensor]:
     path = folder / shard.file
     try:
         with safe_open(path, framework="pt") as file:
-            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dictionary
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dictionary
     except (OSError, SafetensorError) as error:
         raise ConfigurationError(f"'{path}' cannot be read: {error}") from error
-    sizes = (found["starts"].shape[0] - 1, found["tokens"].shape[0]) if {"starts", "tokens"} <= set(found) else None
-    if sizes != (shard.texts, shard.tokens):
+    sizes = [len(tensors.get(name, ())) for name in ("starts", "tokens")]
+    if sizes != [shard.texts + 1, shard.tokens]:
         raise ConfigurationError(f"'{path}' is not the shard of its manifest: restore it, or make the data again")
-    return found
+    return tensors
 
 
 def _verify(path: Path, wanted: str) -> None:
