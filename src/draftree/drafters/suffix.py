@@ -46,7 +46,9 @@ class TextTables(OwnedLearner[Occurrences]):
         self, orders: tuple[int, ...], *, memory: int, vocab_size: int, store: LearningStore | None = None
     ) -> None:
         super().__init__(f"{store.fingerprint if store else ''} {vocab_size} {orders}", store)
-        self._orders, self._memory, self._vocab_size = orders, memory, vocab_size
+        self._memory, self._vocab_size = memory, vocab_size
+        room = min(FIRST_ROOM, memory) if self._by_owner else memory
+        self._build = partial(Occurrences, orders, capacity=memory, room=room)
         self._texts = self._tokens = 0
         self._size = self._num_bytes = 0
 
@@ -60,10 +62,6 @@ class TextTables(OwnedLearner[Occurrences]):
             self._tokens += num_new
             self._changed()
 
-    def _empty(self) -> Occurrences:
-        room = FIRST_ROOM if self._by_owner else self._memory
-        return Occurrences(self._orders, capacity=self._memory, room=min(room, self._memory))
-
     def _restored(self, arrays: Mapping[str, np.ndarray]) -> Occurrences:
         """Return a table with as many of the latest tokens as fit."""
         tokens = arrays.get(TOKENS)
@@ -71,7 +69,7 @@ class TextTables(OwnedLearner[Occurrences]):
             raise DamagedStateError("a table has no tokens")
         if tokens.min() < -1 or tokens.max() >= self._vocab_size or tokens[-1] != -1:
             raise DamagedStateError("a table has tokens outside of the vocabulary")
-        table = self._empty()
+        table = self._build()
         table.restore(tokens)
         return table
 

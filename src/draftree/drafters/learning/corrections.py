@@ -237,9 +237,6 @@ class HeadCorrections(OwnedLearner[Correction]):
                 del self._owned[next(iter(self._owned))]
         return correction
 
-    def _empty(self) -> Correction:
-        return self._build()
-
     def _restored(self, arrays: Mapping[str, np.ndarray]) -> Correction:
         correction = self._build()
         correction.restore(arrays)

@@ -170,20 +170,20 @@ Owned = TypeVar("Owned")
 class OwnedLearner(Learner, Generic[Owned]):
     """Learner with an object for every owner, or one for all texts; the last used is the last.
 
+    A subclass sets `_build`, which makes the object of a new owner.
+
     Args:
         identity: what the objects belong to, besides the target.
         store: store of the learner; None to learn from all texts in memory.
     """
+
+    _build: Callable[[], Owned]
 
     def __init__(self, identity: str, store: LearningStore | None) -> None:
         self.identity = hashlib.sha256(identity.encode()).hexdigest()[:16]
         self._by_owner = store is not None and store.learning.scope is Scope.KEY
         self._lock: AbstractContextManager[object] = nullcontext() if store is None else store.lock
         self._owned: dict[str, Owned] = {}
-
-    @abstractmethod
-    def _empty(self) -> Owned:
-        """Return the object of a new owner."""
 
     @abstractmethod
     def _restored(self, arrays: Mapping[str, np.ndarray]) -> Owned:
@@ -205,7 +205,7 @@ class OwnedLearner(Learner, Generic[Owned]):
     def _used(self, name: str) -> Owned:
         """Return an object, a new one if there is none yet, as the last used."""
         owned = self._owned.pop(name, None)
-        owned = self._owned[name] = self._empty() if owned is None else owned
+        owned = self._owned[name] = self._build() if owned is None else owned
         return owned
 
     def restore(self, state: LearnedState) -> None:

@@ -78,31 +78,21 @@ class LogitCorrector:
         names = [self._corrections.named(state.view.owner) for state in states]
         self._drafted.clear()
         if self._learns:
-            self._note(states, names, logits, answered)
+            with logits.computing():
+                unchanged = logits.columns().clone()
+            self._num_noted += 1
+            firsts: Sequence[tuple[int, int] | None] = [None] * len(states)
+            if self._num_noted % COMPARED_EVERY:
+                self._correct(names, logits, answered)
+            else:
+                firsts = self._compare(states, names, logits, unchanged, answered)
+            for row, (state, name) in enumerate(zip(states, names, strict=True)):
+                if name is not None:
+                    kept = [unchanged[row : row + 1]], [answered[row : row + 1]]
+                    self._drafted[id(state)] = _Drafted(state, name, len(state.view.history), firsts[row], *kept)
         else:
             self._correct(names, logits, answered)
         self._pace.spend(start)
-
-    def _note(self, states: Sequence[Stepped], names: Sequence[str | None], logits: Logits, answered: Tensor) -> None:
-        """Note the rows of the roots, and correct them."""
-        with logits.computing():
-            unchanged = logits.columns().clone()
-        self._num_noted += 1
-        if self._num_noted % COMPARED_EVERY:
-            firsts = None
-            self._correct(names, logits, answered)
-        else:
-            firsts = self._compare(states, names, logits, unchanged, answered)
-        for row, (state, name) in enumerate(zip(states, names, strict=True)):
-            if name is not None:
-                self._drafted[id(state)] = _Drafted(
-                    state,
-                    name,
-                    len(state.view.history),
-                    None if firsts is None else firsts[row],
-                    [unchanged[row : row + 1]],
-                    [answered[row : row + 1]],
-                )
 
     def _compare(
         self,
@@ -121,11 +111,7 @@ class LogitCorrector:
             self._correct(names, logits, answered, all_of_them=True)
             learned = _first_choices(states, logits)
             for name, rows in _by_name(names):
-                if self._corrections.open(name).comparison.is_better:
-                    continue
-                if len(rows) == len(names):
-                    columns.copy_(unchanged)
-                else:
+                if not self._corrections.open(name).comparison.is_better:
                     columns[rows] = unchanged[rows]
         return list(zip(base, learned, strict=True))
 
@@ -142,10 +128,10 @@ class LogitCorrector:
             for correction, rows in chosen:
                 if len(rows) == len(names):
                     correction.apply(columns, answered)
-                    continue
-                part = columns[rows]
-                correction.apply(part, answered[rows])
-                columns[rows] = part
+                else:
+                    part = columns[rows]
+                    correction.apply(part, answered[rows])
+                    columns[rows] = part
 
     def note(
         self, states: Sequence[Stepped], tokens: Sequence[Sequence[int]], logits: Logits, answered: Tensor
