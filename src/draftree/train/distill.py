@@ -39,20 +39,8 @@ from draftree.train.settings import TrainSettings
 # 2022 (arXiv 2402.09977).
 
 
-@dataclass(frozen=True, slots=True)
-class Spelling:
-    """The tokens of a target in the tokens of another model.
-
-    Attributes:
-        pieces: for each id of the target the model's ids; empty for an id without text.
-        shared: number of the target's tokens that the model has too.
-    """
-
-    pieces: Sequence[tuple[int, ...]]
-    shared: int
-
-
-def spell_vocabulary(target: Lexicon, own: Lexicon, *, size: int) -> Spelling:
+def spell_vocabulary(target: Lexicon, own: Lexicon, *, size: int) -> tuple[list[tuple[int, ...]], int]:
+    """Return the model's ids for each id of a target, none for an id without text, and how many tokens both have."""
     specials = read_specials(target, own)
     pieces: list[tuple[int, ...]] = [()] * size
     shared = 0
@@ -71,15 +59,15 @@ def spell_vocabulary(target: Lexicon, own: Lexicon, *, size: int) -> Spelling:
             f"{own.name} and {target.name} have no token in common, so the first cannot start a student of the second: "
             "choose another model, or leave out --from for a new one"
         )
-    return Spelling(pieces, shared)
+    return pieces, shared
 
 
 @torch.no_grad()
-def transplant(model: Any, spelling: Spelling) -> None:
-    """Give a transformers model the vocabulary of a spelling, in place; tied embeddings stay tied."""
-    embedding = mean_rows(model.get_input_embeddings().weight, spelling.pieces)
-    output = mean_rows(model.get_output_embeddings().weight, spelling.pieces)
-    model.resize_token_embeddings(len(spelling.pieces), mean_resizing=False)
+def transplant(model: Any, pieces: Sequence[tuple[int, ...]]) -> None:
+    """Give a transformers model the vocabulary that its ids spell, in place; tied embeddings stay tied."""
+    embedding = mean_rows(model.get_input_embeddings().weight, pieces)
+    output = mean_rows(model.get_output_embeddings().weight, pieces)
+    model.resize_token_embeddings(len(pieces), mean_resizing=False)
     model.get_input_embeddings().weight.copy_(embedding)
     model.get_output_embeddings().weight.copy_(output)
 
@@ -206,12 +194,12 @@ def adopt_vocabulary(student: Any, name: str, folder: Path, prepared: Prepared) 
         return
     if width == wanted and compare_vocabularies(target.vocabulary(), own.vocabulary()).same:
         return
-    spelling = spell_vocabulary(lexicon_of(target), lexicon_of(own), size=wanted)
-    transplant(student, spelling)
+    pieces, shared = spell_vocabulary(lexicon_of(target), lexicon_of(own), size=wanted)
+    transplant(student, pieces)
     for key, value in special_ids(prepared.config).items():
         setattr(student.config, key, value)
     prepared.note(
-        f"'{name}' has other tokens: {spelling.shared:,} of the target's {wanted:,} keep its weights, the others start "
+        f"'{name}' has other tokens: {shared:,} of the target's {wanted:,} keep its weights, the others start "
         "as means of the tokens that spell them"
     )
 

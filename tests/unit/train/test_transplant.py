@@ -56,24 +56,24 @@ def lexicons() -> tuple[Lexicon, Lexicon]:
 
 def test_common_tokens_keep_their_rows_and_others_are_spelled() -> None:
     target, own = lexicons()
-    found = spell_vocabulary(target, own, size=len(target.bytes_of) + 4)
+    pieces, shared = spell_vocabulary(target, own, size=len(target.bytes_of) + 4)
     texts = {token: data for token, data in enumerate(target.bytes_of) if data}
-    assert found.shared == sum(len(data) == 1 for data in texts.values())
+    assert shared == sum(len(data) == 1 for data in texts.values())
     for token, data in texts.items():
-        assert b"".join(own.bytes_of[one] or b"" for one in found.pieces[token]) == data
-        assert len(found.pieces[token]) == len(data)
-    assert found.pieces[spelling.EOS] == (0,), "the ends of text correspond"
-    assert found.pieces[0] == (), "padding has no text"
-    assert list(found.pieces[-4:]) == [()] * 4, "ids beyond the vocabulary"
+        assert b"".join(own.bytes_of[one] or b"" for one in pieces[token]) == data
+        assert len(pieces[token]) == len(data)
+    assert pieces[spelling.EOS] == (0,), "the ends of text correspond"
+    assert pieces[0] == (), "padding has no text"
+    assert list(pieces[-4:]) == [()] * 4, "ids beyond the vocabulary"
 
 
 def test_of_several_tokens_with_equal_bytes_one_is_written() -> None:
     target, own = lexicons()
     letter = target.ids_of[b"a"]
     twice = replace(target, bytes_of=(*target.bytes_of, b"a"))
-    found = spell_vocabulary(twice, own, size=len(twice.bytes_of))
-    assert found.pieces[letter] == (own.ids_of[b"a"],)
-    assert found.pieces[-1] == (), "both would have equal logits"
+    pieces, _ = spell_vocabulary(twice, own, size=len(twice.bytes_of))
+    assert pieces[letter] == (own.ids_of[b"a"],)
+    assert pieces[-1] == (), "both would have equal logits"
 
 
 def test_vocabularies_without_a_common_token_are_refused() -> None:
@@ -96,8 +96,7 @@ def test_a_transplanted_model_computes_the_same_for_common_tokens(tied: bool) ->
     with torch.no_grad():
         before = student(input_ids=tokens).logits
     # the target's ids are those of the model plus 1; its id 0 is spelled by two tokens
-    found = spell_like([(0, 3), (0,), (1,), (2,), (3,), (4,), ()])
-    transplant(student, found)
+    transplant(student, [(0, 3), (0,), (1,), (2,), (3,), (4,), ()])
     with torch.no_grad():
         after = student(input_ids=tokens + 1).logits
     assert after.shape[-1] == student.config.vocab_size == 7
@@ -105,12 +104,6 @@ def test_a_transplanted_model_computes_the_same_for_common_tokens(tied: bool) ->
     torch.testing.assert_close(after[..., 0], (before[..., 0] + before[..., 3]) / 2)
     torch.testing.assert_close(after[..., 6], before.mean(dim=-1))
     assert (student.lm_head.weight is student.model.embed_tokens.weight) == tied
-
-
-def spell_like(pieces: list[tuple[int, ...]]) -> object:
-    from draftree.train.distill import Spelling
-
-    return Spelling(pieces, 5)
 
 
 def test_kept_layers_are_evenly_spaced() -> None:

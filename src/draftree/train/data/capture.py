@@ -360,11 +360,11 @@ class Estimate:
         tokens_per_second: measured new tokens per second of a whole batch.
     """
 
-    texts: int
-    tokens: int
-    num_bytes: int
-    seconds: float
-    tokens_per_second: float
+    texts: int = 0
+    tokens: int = 0
+    num_bytes: int = 0
+    seconds: float = 0.0
+    tokens_per_second: float = 0.0
 
     def __str__(self) -> str:
         minutes = self.seconds / 60
@@ -387,7 +387,7 @@ def estimate(
     jobs = capture.jobs[done_prompts:]
     lengths = [len(sequence.history) for sequence in _sequences(capture, done_prompts, SAMPLE)]
     if not lengths:
-        return Estimate(0, 0, 0, 0.0, 0.0)
+        return Estimate()
     prompt = fmean(lengths)
     rows = prompt + settings.max_tokens - 1
     texts, tokens = len(jobs), round(len(jobs) * rows)
@@ -395,7 +395,7 @@ def estimate(
         tokens = min(tokens, max(0, settings.limit_tokens - done_tokens))
         texts = min(texts, -(-tokens // round(rows)))
     if not texts:
-        return Estimate(0, 0, 0, 0.0, 0.0)
+        return Estimate()
     read_seconds, pass_seconds, batch = _probe(capture, _sequences(capture, done_prompts, settings.batch), clock)
     speed = batch / pass_seconds
     seconds = texts * (prompt * read_seconds + settings.max_tokens / speed)
