@@ -47,6 +47,15 @@ def learner_of(store: LearningStore, memory: int = 1000) -> TextTables:
     return store.learner("suffix", lambda: TextTables(ORDERS, memory=memory, vocab_size=VOCAB, store=store))
 
 
+def stored(folder: Path, scope: str = "server") -> Path:
+    """The file of a store that has learned one text."""
+    store = store_in(folder, scope)
+    learner_of(store).add("a", text(1, 2, 3), num_new=2)
+    store.close()
+    (path,) = folder.glob("*.safetensors")
+    return path
+
+
 def test_texts_of_all_owners_are_one_table_in_scope_server() -> None:
     learned = tables()
     learned.add("a", text(1, 2, 3), num_new=2)
@@ -166,9 +175,7 @@ def test_a_file_restores_every_table(tmp_path: Path, scope: str) -> None:
 
 
 def test_scopes_have_files_of_their_own(tmp_path: Path) -> None:
-    store = store_in(tmp_path, "server")
-    learner_of(store).add("a", text(1, 2, 3), num_new=2)
-    store.close()
+    stored(tmp_path)
     assert learner_of(store_in(tmp_path, "key")).stats.size == 0
 
 
@@ -186,10 +193,7 @@ def test_a_smaller_memory_keeps_the_latest_texts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"x" * 100, b"\x10\x00\x00\x00\x00\x00\x00\x00" + b'{"a":1}'])
 def test_a_damaged_file_is_set_aside(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    store = store_in(tmp_path)
-    learner_of(store).add("", text(1, 2, 3), num_new=2)
-    store.close()
-    (path,) = tmp_path.glob("*.safetensors")
+    path = stored(tmp_path)
     path.write_bytes(content)
     with caplog.at_level(logging.WARNING):
         learned = learner_of(store_in(tmp_path))
@@ -210,10 +214,7 @@ def test_tokens_outside_of_the_vocabulary_are_refused(tmp_path: Path, caplog: py
 
 
 def test_a_renamed_file_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    store = store_in(tmp_path, "key")
-    learner_of(store).add("a", text(1, 2, 3), num_new=2)
-    store.close()
-    (path,) = tmp_path.glob("*.safetensors")
+    path = stored(tmp_path, "key")
     path.rename(tmp_path / path.name.replace("-key-", "-server-"))
     with caplog.at_level(logging.WARNING):
         assert learner_of(store_in(tmp_path, "server")).stats.size == 0
@@ -221,10 +222,7 @@ def test_a_renamed_file_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 
 def test_files_are_readable_by_their_owner_only(tmp_path: Path) -> None:
-    store = store_in(tmp_path / "new")
-    learner_of(store).add("", text(1, 2, 3), num_new=2)
-    store.close()
-    (path,) = (tmp_path / "new").glob("*.safetensors")
+    path = stored(tmp_path / "new")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
 

@@ -186,22 +186,6 @@ def test_random_tokens_of_the_text_are_guessed_only_where_the_pool_has_nothing()
     assert not len(drafter_of(window=0).draft_one(drafter_of(window=0).open(sequence_view([1, 2])), PLENTY))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"window": -1}, "window=-1"),
-        ({"n": 1}, "n=1"),
-        ({"candidates": 0}, "candidates=0"),
-        ({"random": -1}, "random=-1"),
-        ({"window": 240, "n": 6}, "1024"),
-        ({"window": 0, "random": 1100}, "1024"),
-    ],
-)
-def test_options_out_of_range_are_refused(options: dict[str, int], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        LookaheadDrafter.Config(**options)
-
-
 def test_its_size_matches_the_docstring() -> None:
     config = LookaheadDrafter.Config(window=7, n=5, candidates=6)
     assert LookaheadDrafter.describe(config).nodes == 7 + 7 * 3 + 6 * 4

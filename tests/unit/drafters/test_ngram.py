@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftree import LLM, SamplingParams
-from draftree.core.errors import ConfigurationError
 from draftree.core.tree import Draw
 from draftree.core.types import Budget
 from draftree.drafters.ngram import NgramDrafter, find_continuation, run_before, scores_of
@@ -77,12 +76,6 @@ def test_the_search_finds_what_a_slow_one_finds(tokens: list[int], shortest: int
     longest = shortest + more
     found = find_continuation(np.array(tokens), longest=longest, shortest=shortest)
     assert found == searched(tokens, longest=longest, shortest=shortest)
-
-
-@pytest.mark.parametrize("options", [{"min": 0}, {"max": 1}, {"min": 3, "max": 2}, {"k": 0}])
-def test_options_out_of_range_are_refused(options: dict[str, int]) -> None:
-    with pytest.raises(ConfigurationError):
-        NgramDrafter.Config(**options)
 
 
 def test_a_text_that_repeats_is_written_in_few_rounds() -> None:

@@ -172,24 +172,6 @@ def test_the_noise_that_will_choose_ranks_the_candidates() -> None:
     assert unknowing == pytest.approx({(6,): 1 / 4.5, (7,): 1 / 4.5})
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"min": 0},
-        {"min": 3, "max": 2},
-        {"max": 65},
-        {"k": 0},
-        {"nodes": 0},
-        {"width": 0},
-        {"floor": 1.5},
-        {"memory": -1},
-    ],
-)
-def test_options_out_of_range_are_refused(options: dict[str, float]) -> None:
-    with pytest.raises(ConfigurationError, match="suffix"):
-        build(**options)
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_memory_makes_the_second_text_cheap_and_leaves_it_as_it_is(temperature: float) -> None:
     params = SamplingParams(max_tokens=120, temperature=temperature, seed=3)

@@ -7,8 +7,7 @@ import math
 import pytest
 
 from draftree import LLM, SamplingParams
-from draftree.core.errors import ConfigurationError, GenerationError
-from draftree.drafters.synthetic import SyntheticDrafter
+from draftree.core.errors import GenerationError
 from draftree.models.table import TableLM, hashed
 from draftree.outputs import Completion
 from families import VOCAB_SIZE
@@ -82,9 +81,3 @@ def test_a_text_that_fails_on_the_way_fails_alone() -> None:
         llm.generate([[4, 5, 6], [7]], [failing, SamplingParams(max_tokens=6, seed=5)])
     assert [len(done.token_ids) for done in caught.value.completions] == [6]
     llm.engine.check_integrity()
-
-
-@pytest.mark.parametrize("options", [{"accept": 1.2}, {"accept": -0.1}, {"k": 0}, {"width": 0}, {"k": 120, "width": 9}])
-def test_bad_options(options: dict[str, float]) -> None:
-    with pytest.raises(ConfigurationError):
-        SyntheticDrafter.Config(**options)  # type: ignore[arg-type]
