@@ -139,6 +139,8 @@ class TreeOptions:
         return parse_shape(self.tree, self.k)
 
 
+IntRows = Sequence[Sequence[int]]
+"""Nodes or tokens of each sequence of a batch."""
 StateT = TypeVar("StateT", bound=Stepped)
 
 
@@ -198,9 +200,7 @@ class Stepper(ABC, Generic[StateT]):
         """
 
     @abstractmethod
-    def feed(
-        self, states: Sequence[StateT], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
-    ) -> Logits:
+    def feed(self, states: Sequence[StateT], tokens: IntRows, parents: IntRows) -> Logits:
         """Run a pass over new nodes of trees; return their logits, one row per node.
 
         Args:
@@ -237,7 +237,7 @@ class Stepper(ABC, Generic[StateT]):
         return None
 
     @abstractmethod
-    def keep(self, states: Sequence[StateT], paths: Sequence[Sequence[int]]) -> None:
+    def keep(self, states: Sequence[StateT], paths: IntRows) -> None:
         """Keep the accepted nodes of those that were read; histories already contain the written tokens.
 
         Args:
@@ -425,11 +425,7 @@ class TreeBuilder:
         num_best, has_draws = self._shape.num_best, self._draw in (Draw.IID, Draw.WITHOUT_REPLACEMENT)
         with Distributions(logits, rows, overwrites=True) as distributions:
             tokens, values = self._candidates(active, distributions, width)
-            mapped = self._mapped(active, values)
-            if mapped is not None:
-                values, confidence = mapped, [[math.exp(value) for value in row] for row in mapped]
-            else:
-                confidence = self._confidence(active, distributions, tokens)
+            values, confidence = self._judged(active, distributions, tokens, values)
             for index, g in enumerate(active):
                 place, first = distributions.span(index).start, len(g.tokens)
                 draws = distributions.of(index).probs() if has_draws else None
@@ -461,28 +457,31 @@ class TreeBuilder:
             chosen = torch.tensor(draws, device=distributions.logits.device).T
         return chosen.tolist(), _log_probs(distributions.logits, chosen).tolist()
 
-    def _mapped(self, active: Sequence[GrowingTree], values: Sequence[Sequence[float]]) -> list[list[float]] | None:
-        """Return log-probabilities that children are picked after their parents; None without a map or estimates."""
-        if not self._shares_noise:
-            return None
+    def _judged(
+        self,
+        active: Sequence[GrowingTree],
+        distributions: Distributions,
+        tokens: list[list[int]],
+        values: list[list[float]],
+    ) -> tuple[list[list[float]], list[list[float]]]:
+        """Return log-probabilities that children are picked after their parents, and the drafter's confidence in them.
+
+        Without a map or estimates of the stepper these are `values`, and probabilities if a budget has a minimum.
+        """
         if self._calibration is not None:
             places = [(g, len(g.ways[node + 1])) for g in active for node in g.frontier]
-            return [
+            mapped = [
                 self._calibration.log_probabilities(row, level, is_sampled=g.state.view.controls.temperature > 0)
                 for (g, level), row in zip(places, values, strict=True)
             ]
-        sure = self.stepper.confidence()
-        return None if sure is None else [with_confidence(row, own) for row, own in zip(values, sure, strict=True)]
-
-    def _confidence(
-        self, active: Sequence[GrowingTree], distributions: Distributions, tokens: list[list[int]]
-    ) -> list[list[float]]:
-        """Return the drafter's probabilities of the children; 1 if no budget has a minimum confidence."""
-        if not self._asks_confidence(active):
-            return [[1.0] * len(row) for row in tokens]
-        chosen = torch.tensor(tokens, device=distributions.logits.device)
-        confidence: list[list[float]] = _log_probs(distributions.logits, chosen).exp().tolist()
-        return confidence
+        elif self._shares_noise and (sure := self.stepper.confidence()) is not None:
+            mapped = [with_confidence(row, own) for row, own in zip(values, sure, strict=True)]
+        elif self._asks_confidence(active):
+            chosen = torch.tensor(tokens, device=distributions.logits.device)
+            return values, _log_probs(distributions.logits, chosen).exp().tolist()
+        else:
+            return values, [[1.0] * len(row) for row in tokens]
+        return mapped, [[math.exp(value) for value in row] for row in mapped]
 
     @staticmethod
     def _asks_confidence(active: Sequence[GrowingTree]) -> bool:

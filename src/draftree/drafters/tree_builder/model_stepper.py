@@ -28,7 +28,7 @@ import torch
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import EMPTY, TokenTree, follow
 from draftree.drafters.base import LoadedDraftModel, SequenceView
-from draftree.drafters.tree_builder.builder import Stepper
+from draftree.drafters.tree_builder.builder import IntRows, Stepper
 from draftree.models.base import Commit, Extend, LanguageModel, Pass, Slot
 from draftree.models.source import EncoderDecoder, TokenSource
 from draftree.sampling.controls import Controls
@@ -285,9 +285,7 @@ class ModelStepper(Stepper[SteppedSequence]):
         state.start, state.covered = start, min(reached, start + share, whole - 1)
         return state.reading.tokens(0, 1) + state.reading.tokens(start, state.covered)
 
-    def feed(
-        self, states: Sequence[SteppedSequence], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
-    ) -> Logits:
+    def feed(self, states: Sequence[SteppedSequence], tokens: IntRows, parents: IntRows) -> Logits:
         read = [self._reader.read(row) for row in tokens]
         for state, row in zip(states, read, strict=True):
             state.fed_tokens.extend(row)
@@ -346,7 +344,7 @@ class ModelStepper(Stepper[SteppedSequence]):
         self.model.apply([Commit(state.slot, range(len(row))) for state, row in zip(states, tokens, strict=True)])
         return logits
 
-    def keep(self, states: Sequence[SteppedSequence], paths: Sequence[Sequence[int]]) -> None:
+    def keep(self, states: Sequence[SteppedSequence], paths: IntRows) -> None:
         self._idle_rounds += 1
         for state in states:
             if state.fed:

@@ -12,7 +12,7 @@ from typing import final
 
 from draftree.core.tree import ROOT
 from draftree.drafters.base import SequenceView
-from draftree.drafters.tree_builder.builder import Stepper
+from draftree.drafters.tree_builder.builder import IntRows, Stepper
 from draftree.models.base import ALL_LAYERS, Extend, LanguageModel, LayerSubset, Pass, Slot, Truncate
 from draftree.sampling.logits import Logits
 
@@ -76,9 +76,7 @@ class PartialStepper(Stepper[PartialSequence]):
             jobs.append(Extend(state.slot, unread, range(-1, state.root), logits_at=[state.root]))
         return self._run(jobs)
 
-    def feed(
-        self, states: Sequence[PartialSequence], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
-    ) -> Logits:
+    def feed(self, states: Sequence[PartialSequence], tokens: IntRows, parents: IntRows) -> Logits:
         jobs = [
             Extend(state.slot, row, [state.root if parent == ROOT else state.root + 1 + parent for parent in above])
             for state, row, above in zip(states, tokens, parents, strict=True)
@@ -92,6 +90,6 @@ class PartialStepper(Stepper[PartialSequence]):
             self.answered = self.model.final_norm(result.hidden[rows, 0])
         return result.logits
 
-    def keep(self, states: Sequence[PartialSequence], paths: Sequence[Sequence[int]]) -> None:
+    def keep(self, states: Sequence[PartialSequence], paths: IntRows) -> None:
         for state in states:
             state.fed.clear()
