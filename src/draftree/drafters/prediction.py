@@ -19,8 +19,8 @@ import numpy as np
 
 from draftree.core.errors import ConfigurationError
 from draftree.drafters.base import DraftTraits, SequenceView
-from draftree.drafters.lookup.counting import LONGEST, CountedText, CountingDrafter, Match, require_tree
-from draftree.drafters.lookup.occurrences import match_lengths
+from draftree.drafters.lookup.counting import LONGEST, CountedText, CountingDrafter, require_tree
+from draftree.drafters.lookup.occurrences import Match, match_lengths
 
 TRUST = 4
 """Length of match assumed at the start of the prediction."""

@@ -23,8 +23,8 @@ import numpy as np
 from draftree.core.errors import ConfigurationError
 from draftree.drafters.base import DraftContext, DraftTraits, SequenceView
 from draftree.drafters.learning.store import DamagedStateError, LearnedState, LearnedStats, LearningStore, OwnedLearner
-from draftree.drafters.lookup.counting import LONGEST, CountedText, CountingDrafter, Match, require_tree
-from draftree.drafters.lookup.occurrences import KEPT_SHARE, SEPARATOR, Occurrences
+from draftree.drafters.lookup.counting import LONGEST, CountedText, CountingDrafter, require_tree
+from draftree.drafters.lookup.occurrences import KEPT_SHARE, SEPARATOR, Match, Occurrences
 
 MAX_OWNERS = 256
 """Maximum number of owners; the table of the one that was not used for the longest time is dropped first."""
@@ -181,12 +181,10 @@ class SuffixDrafter(CountingDrafter[SuffixState]):
         state.own.extend(tokens[len(state.own) - state.num_before :])
         tail = tokens[-self._config.max :]
         earlier = None if self._earlier is None else self._earlier.find(state.view.owner)
-        return [
-            Match(length, followers, weight)
-            for index, weight in ((state.own, 1.0), (earlier, EARLIER_WEIGHT))
-            if index is not None
-            for length, followers in index.find(tail, depth=depth, limit=PLACES, is_own=index is state.own).pairs()
-        ]
+        matches = state.own.find(tail, depth=depth, limit=PLACES, is_own=True)
+        if earlier is not None:
+            matches += earlier.find(tail, depth=depth, limit=PLACES, weight=EARLIER_WEIGHT)
+        return matches
 
     def close(self, state: SuffixState) -> None:
         """Add the answer to the memory, with the end of its prompt as context."""

@@ -35,7 +35,7 @@ def followers(learned: TextTables, owner: str | None, tail: Sequence[int]) -> se
     table = learned.find(owner)
     if table is None:
         return set()
-    return set(table.find(text(*tail), depth=1, limit=8).followers[:, 0].tolist())
+    return {match.followers[0] for match in table.find(text(*tail), depth=1, limit=8)}
 
 
 def store_in(folder: Path, scope: str = "server", **options: object) -> LearningStore:

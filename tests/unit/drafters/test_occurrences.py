@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree.drafters.lookup.occurrences import SEPARATOR, Matches, Occurrences
+from draftree.drafters.lookup.occurrences import SEPARATOR, Match, Occurrences
 
 
 def match(text: list[int], place: int, tail: list[int]) -> int:
@@ -31,8 +31,8 @@ def searched(
     return sorted(entry for entry in found if entry[0] >= shortest)
 
 
-def listed(matches: Matches) -> list[tuple[int, tuple[int, ...]]]:
-    return sorted(zip(matches.lengths.tolist(), map(tuple, matches.followers.tolist()), strict=True))
+def listed(matches: list[Match]) -> list[tuple[int, tuple[int, ...]]]:
+    return sorted((match.length, tuple(match.followers)) for match in matches)
 
 
 TEXTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=60), min_size=1, max_size=4)
@@ -133,5 +133,4 @@ def test_few_and_many_tokens_are_linked_alike(count: int) -> None:
         by_one.extend(np.array([token]))
     tail = tokens[-9:]
     found, other = (x.find(tail, depth=3, limit=7, is_own=True) for x in (one, by_one))
-    assert np.array_equal(found.lengths, other.lengths)
-    assert np.array_equal(found.followers, other.followers)
+    assert found == other

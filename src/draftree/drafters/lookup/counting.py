@@ -12,7 +12,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.tree import EMPTY, ROOT, Draw, TokenTree
 from draftree.core.types import MAX_NODES, Budget
 from draftree.drafters.base import DraftContext, Drafter, DraftTraits, SequenceView
+from draftree.drafters.lookup.occurrences import Match
 
 ESCAPE = 2.5
 """Votes for unseen tokens. With `VOTES`, one match of 1, 2, 4, 8, 16 tokens has probability 0.29, 0.53, 0.76, 0.90,
@@ -36,19 +37,6 @@ LONGEST = 64
 """Maximum length of a match."""
 VOTES = tuple(length**1.5 for length in range(LONGEST + MAX_NODES + 1))
 """Votes of a match by length."""
-
-
-class Match(NamedTuple):
-    """Earlier occurrence; a tuple because a draft creates hundreds.
-
-    Attributes:
-        length: number of last tokens of the text that match.
-        followers: the tokens after it; a negative one ends them.
-    """
-
-    length: int
-    followers: Sequence[int]
-    weight: float = 1.0
 
 
 NoiseFactors = Callable[[int, Sequence[int]], Mapping[int, float]]

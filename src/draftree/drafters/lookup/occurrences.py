@@ -9,8 +9,9 @@ texts moves the rest down.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,20 +23,17 @@ KEPT_SHARE = 0.75
 """Share of the capacity that is dropped at once, so that drops are rare."""
 
 
-@dataclass(frozen=True, slots=True)
-class Matches:
-    """Positions that match the end of the text.
+class Match(NamedTuple):
+    """Earlier occurrence; a tuple because a draft creates hundreds.
 
     Attributes:
-        lengths: int64 of shape (positions,).
-        followers: tokens after each position, int32 of shape (positions, depth); `SEPARATOR` after the end of a text.
+        length: number of last tokens of the text that match.
+        followers: the tokens after it; a negative one ends them.
     """
 
-    lengths: np.ndarray
-    followers: np.ndarray
-
-    def pairs(self) -> Iterator[tuple[int, list[int]]]:
-        return zip(self.lengths.tolist(), self.followers.tolist(), strict=True)
+    length: int
+    followers: Sequence[int]
+    weight: float = 1.0
 
 
 @dataclass(slots=True)
@@ -195,13 +193,18 @@ class Occurrences:
         for chains in self._chains:
             chains.move_down(distance, self._length)
 
-    def find(self, tail: np.ndarray, *, depth: int, limit: int, is_own: bool = False) -> Matches:
+    def find(
+        self, tail: np.ndarray, *, depth: int, limit: int, is_own: bool = False, weight: float = 1.0
+    ) -> list[Match]:
         """Find earlier positions that match `tail`, latest first for every run length.
 
         Args:
             tail: last tokens of a text; no match is longer.
             is_own: whether the text is the last one in the index: its end is not a match, and the continuation of an
                 overlapping match repeats itself.
+
+        Returns:
+            Matches, whose followers are `SEPARATOR` after the end of a text.
         """
         end = self._length - 1 if is_own else self._length
         known: dict[int, None] = {}
@@ -211,8 +214,8 @@ class Occurrences:
         places = places[places < end]
         lengths = match_lengths(self._tokens, places, tail)
         kept = lengths >= self._orders[-1]
-        places, lengths = places[kept], lengths[kept]
-        return Matches(lengths, self._followers(places, depth, is_own=is_own))
+        followers = self._followers(places[kept], depth, is_own=is_own).tolist()
+        return [Match(length, row, weight) for length, row in zip(lengths[kept].tolist(), followers, strict=True)]
 
     def _followers(self, places: np.ndarray, depth: int, *, is_own: bool) -> np.ndarray:
         steps = np.arange(depth)
