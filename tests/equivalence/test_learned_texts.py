@@ -89,7 +89,7 @@ def test_draft_distributions_are_those_that_children_were_drawn_from(
 
     monkeypatch.setattr(drafter, "draft", draft)
     ids(fast, 1.0)
-    (correction,) = (c for learner in fast.learned._learners.values() for c in learner._corrections.values())  # type: ignore[union-attr]
+    (correction,) = (c for learner in fast.learned._learners.values() for c in learner._owned.values())  # type: ignore[union-attr]
     assert bool(correction.bias.any())
     drawn = [tree for tree in seen if len(tree)]
     assert drawn
