@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from draftree.lab.bench.records import OURS, Record, Results
 
+PLAIN = "plain"
+"""Job of plain decoding."""
 PHASES = ("plan", "draft", "score", "verify", "commit")
 
 
@@ -88,71 +90,80 @@ class Report:
     def rows(self) -> list[MethodSummary]:
         return [self._row(method) for method in self.methods if self._records[method["name"]]]
 
+    def _ours(self) -> Iterator[tuple[str, list[Record]]]:
+        """Yield our methods that have records."""
+        for method in self.methods:
+            if method["engine"] == OURS and (records := self._records[method["name"]]):
+                yield method["name"], records
+
     def phases(self) -> dict[str, dict[str, float]]:
         """Return each phase's share of seconds after the first round, for our methods; `outside`: between rounds."""
-        return {
-            method["name"]: _phase_shares(self._records[method["name"]])
-            for method in self.methods
-            if method["engine"] == OURS and self._records[method["name"]]
-        }
+        return {name: _phase_shares(records) for name, records in self._ours()}
 
     def round_milliseconds(self) -> dict[str, dict[str, float]]:
         """Return mean milliseconds per phase of rounds after the first one, for our methods; `all` is their sum."""
-        found = {}
-        for method in self.methods:
-            records = self._records[method["name"]]
+        milliseconds = {}
+        for name, records in self._ours():
             rounds = sum(record.stats["rounds"] - 1 for record in records)
-            if method["engine"] != OURS or rounds < 1:
-                continue
-            each = {p: 1e3 * sum(r.stats["phase_seconds"][p] for r in records) / rounds for p in PHASES}
-            found[method["name"]] = each | {"all": sum(each.values())}
-        return found
+            if rounds >= 1:
+                each = {phase: 1e3 * seconds / rounds for phase, seconds in _phase_seconds(records).items()}
+                milliseconds[name] = each | {"all": sum(each.values())}
+        return milliseconds
 
     def partings(self) -> list[TextDifferences]:
-        return [
-            _parting(name, records)
-            for name, records in self._records.items()
-            if records and not self._is_plain(name) and _num_equal(records) is not None
-        ]
+        differences = []
+        for method in self.methods:
+            records = self._records[method["name"]]
+            if not records or method["job"] == PLAIN or _num_equal(records) is None:
+                continue
+            tasks = _grouped(records, "task")
+            # repeats of one prompt usually differ at the same place: the first one that differs represents all
+            parted = [
+                next(r for r in part if not r.equal_to_plain)
+                for part in tasks
+                if not all(r.equal_to_plain for r in part)
+            ]
+            places = [record.divergence for record in parted if record.divergence is not None]
+            gaps = tuple(sorted(place.gap for place in places if place.gap is not None))
+            between = tuple(place.between for place in places if place.between is not None)
+            differences.append(TextDifferences(method["name"], len(tasks), len(parted), gaps, between))
+        return differences
 
     def agreement(self) -> tuple[int, int] | None:
         """Return on how many prompts the two engines' plain texts agree, of how many; None if only one engine ran."""
-        records = [r for name in self._records if self._is_plain(name) for r in self._records[name]]
-        tasks = _by_task([record for record in records if record.equal_to_other_plain is not None])
+        records = [
+            record for method in self.methods if method["job"] == PLAIN for record in self._records[method["name"]]
+        ]
+        tasks = _grouped([record for record in records if record.equal_to_other_plain is not None], "task")
         return (sum(all(r.equal_to_other_plain for r in part) for part in tasks), len(tasks)) if tasks else None
 
-    def _is_plain(self, name: str) -> bool:
-        return any(method["name"] == name and method["job"] == "plain" for method in self.methods)
-
     def _row(self, method: Mapping[str, Any]) -> MethodSummary:
-        name = method["name"]
+        name, is_ours = method["name"], method["engine"] == OURS
         records = self._records[name]
-        plain = next(m["name"] for m in self.methods if m["engine"] == method["engine"] and m["job"] == "plain")
-        peer = self._peer_of(method)
-        by_repeat = [total(_rates(part, whole=False)).value for part in _by_repeat(records)]
-        known = [value for value in by_repeat if value is not None]
+        plain = next(m["name"] for m in self.methods if m["engine"] == method["engine"] and m["job"] == PLAIN)
+        peers = [
+            m["name"]
+            for m in self.methods
+            if is_ours and m["engine"] != OURS and m["job"] == method["job"] and self._records[m["name"]]
+        ]
+        peer = max(peers, key=lambda name: total(self._decoding[name]).value or 0.0, default=None)
+        by_repeat = [total(_rates(part, whole=False)).value for part in _grouped(records, "repeat")]
+        speeds = [speed for speed in by_repeat if speed is not None]
         return MethodSummary(
             method=method,
             num_prompts=len({record.task for record in records}),
             decoding=total(self._decoding[name]).value,
-            slowest=min(known, default=None),
-            fastest=max(known, default=None),
+            slowest=min(speeds, default=None),
+            fastest=max(speeds, default=None),
             whole=total(self._whole[name]).value,
             acceptance_length=_sum(records, "completion_tokens") / _sum(records, "rounds"),
             against_plain=ratio(self._decoding[name], self._decoding[plain]),
             whole_against_plain=ratio(self._whole[name], self._whole[plain]),
             against_peer=None if peer is None else ratio(self._decoding[name], self._decoding[peer]),
             whole_against_peer=None if peer is None else ratio(self._whole[name], self._whole[peer]),
-            overhead=_overhead(records, draft_is_pass=method["draft_is_pass"]) if method["engine"] == OURS else None,
+            overhead=_overhead(records, draft_is_pass=method["draft_is_pass"]) if is_ours else None,
             num_equal=_num_equal(records),
         )
-
-    def _peer_of(self, method: Mapping[str, Any]) -> str | None:
-        if method["engine"] != OURS:
-            return None
-        names = [m["name"] for m in self.methods if m["engine"] != OURS and m["job"] == method["job"]]
-        speeds = {name: total(self._decoding[name]).value or 0.0 for name in names if self._records[name]}
-        return max(speeds, key=lambda name: speeds[name]) if speeds else None
 
 
 def total(rates: Mapping[int, Rate]) -> Rate:
@@ -169,17 +180,21 @@ def ratio(rates: Mapping[int, Rate], base: Mapping[int, Rate]) -> Ratio | None:
     return Ratio(math.exp(statistics.fmean(logs)), math.exp(quartiles[0]), math.exp(quartiles[2]))
 
 
+def _grouped(records: Iterable[Record], field: str) -> list[list[Record]]:
+    """Return the records by the value of a field, in order of appearance."""
+    groups: dict[Any, list[Record]] = {}
+    for record in records:
+        groups.setdefault(getattr(record, field), []).append(record)
+    return list(groups.values())
+
+
 def _rates(records: Iterable[Record], *, whole: bool) -> dict[int, Rate]:
     """Return tokens and seconds of each group of prompts, as medians over repeats."""
-    calls: dict[int, dict[int, list[Record]]] = {}
-    for record in records:
-        calls.setdefault(record.group, {}).setdefault(record.repeat, []).append(record)
     rates = {}
-    for group, repeats in calls.items():
-        each = [_call_rate(part, whole=whole) for part in repeats.values()]
-        rates[group] = Rate(
-            statistics.median(rate.tokens for rate in each), statistics.median(rate.seconds for rate in each)
-        )
+    for part in _grouped(records, "group"):
+        calls = [_call_rate(call, whole=whole) for call in _grouped(part, "repeat")]
+        tokens, seconds = ([getattr(call, name) for call in calls] for name in ("tokens", "seconds"))
+        rates[part[0].group] = Rate(statistics.median(tokens), statistics.median(seconds))
     return rates
 
 
@@ -191,58 +206,31 @@ def _call_rate(records: Sequence[Record], *, whole: bool) -> Rate:
     return Rate(round(after_first), max(record.stats["decode_seconds"] for record in records))
 
 
-def _by_repeat(records: Sequence[Record]) -> list[list[Record]]:
-    repeats = dict.fromkeys(record.repeat for record in records)
-    return [[record for record in records if record.repeat == repeat] for repeat in repeats]
-
-
-def _by_task(records: Sequence[Record]) -> list[list[Record]]:
-    tasks: dict[str, list[Record]] = {}
-    for record in records:
-        tasks.setdefault(record.task, []).append(record)
-    return list(tasks.values())
-
-
 def _num_equal(records: Sequence[Record]) -> int | None:
     if any(record.equal_to_plain is None for record in records):
         return None
-    return sum(all(record.equal_to_plain for record in part) for part in _by_task(records))
+    return sum(all(record.equal_to_plain for record in part) for part in _grouped(records, "task"))
 
 
 def _sum(records: Iterable[Record], name: str) -> float:
     return float(sum(record.stats[name] for record in records))
 
 
+def _phase_seconds(records: Sequence[Record]) -> dict[str, float]:
+    return {phase: sum(record.stats["phase_seconds"][phase] for record in records) for phase in PHASES}
+
+
 def _overhead(records: Sequence[Record], *, draft_is_pass: bool) -> float | None:
     seconds = _sum(records, "decode_seconds")
-    if seconds <= 0:
-        return None
-    passes = ("score", "draft") if draft_is_pass else ("score",)
-    inside = sum(record.stats["phase_seconds"][phase] for record in records for phase in passes)
-    return 1.0 - inside / seconds
+    phases = _phase_seconds(records)
+    return 1.0 - (phases["score"] + phases["draft"] * draft_is_pass) / seconds if seconds > 0 else None
 
 
 def _phase_shares(records: Sequence[Record]) -> dict[str, float]:
-    seconds = {phase: sum(r.stats["phase_seconds"][phase] for r in records) for phase in PHASES}
+    seconds = _phase_seconds(records)
     # in a batch seconds are shared: time outside the rounds is measurable only for single prompts
     outside = sum(r.seconds - r.stats["prefill_seconds"] - r.stats["decode_seconds"] for r in records)
     alone = len({(record.group, record.repeat) for record in records}) == len(records)
     seconds["outside"] = max(0.0, outside) if alone else 0.0
     whole = sum(seconds.values()) or 1.0
     return {phase: value / whole for phase, value in seconds.items()}
-
-
-def _parting(name: str, records: Sequence[Record]) -> TextDifferences:
-    tasks = _by_task(records)
-    # repeats of one prompt usually differ at the same place: the first one that differs represents all
-    parted = [
-        next(r for r in part if not r.equal_to_plain) for part in tasks if not all(r.equal_to_plain for r in part)
-    ]
-    partings = [record.divergence for record in parted if record.divergence is not None]
-    return TextDifferences(
-        name,
-        len(tasks),
-        len(parted),
-        tuple(sorted(d.gap for d in partings if d.gap is not None)),
-        tuple(d.between for d in partings if d.between is not None),
-    )

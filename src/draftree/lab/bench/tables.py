@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from draftree.lab.analysis.theory import CHILDREN
 from draftree.lab.bench.records import DistributionRecord, PassRecord, PerplexityRecord, Results, TreeRecord
 from draftree.lab.bench.summary import PHASES, MethodSummary, Ratio, Report, TextDifferences
 
@@ -39,7 +41,7 @@ class Grid:
 
 
 def mean_kept(records: Iterable[DistributionRecord], rule: str, place: int = 0) -> float:
-    """Return a verifier's mean acceptance over positions; `place` 0, 1, 2 means 1, 2, 4 children."""
+    """Return a verifier's mean acceptance over positions; `place` is an index of `CHILDREN`."""
     return statistics.fmean(values[place] for record in records for values in record.kept[rule])
 
 
@@ -94,74 +96,46 @@ def replayed_tokens(records: Iterable[DistributionRecord], widths: Sequence[int]
 
 NUM_SHOWN = 5
 LENGTHS = (1, 2, 3, 4, 6, 8)
-RULES = (
-    ("token", (0,)),
-    ("multistep", (1, 2)),
-    ("recursive", (0, 1, 2)),
-    ("match", (0, 1, 2)),
-    ("likeliest", (0, 1, 2)),
-)
+RULES = (("token", (1,)), ("multistep", (2, 4)), ("recursive", CHILDREN), ("match", CHILDREN), ("likeliest", CHILDREN))
+"""Verifiers of the table, and the numbers of children."""
 
 
 def distribution_grids(records: Sequence[DistributionRecord]) -> list[Grid]:
     """Return tables of guesses, verifiers and tokens per round, by category and temperature; empty without records."""
     if not records:
         return []
-    groups: dict[tuple[str, float], list[DistributionRecord]] = {}
+    groups: dict[str, list[DistributionRecord]] = {}
     for record in records:
-        groups.setdefault((record.category, record.temperature), []).append(record)
-    named = [(f"{category} at {temperature:g}", part) for (category, temperature), part in groups.items()]
-    return [_guesses(named), _rules(named), _tokens(named)]
-
-
-def _guesses(named: Sequence[tuple[str, list[DistributionRecord]]]) -> Grid:
-    rows = []
-    for name, records in named:
-        rates = hit_rates(records)
-        cumulated = [sum(rates[: rank + 1]) for rank in range(NUM_SHOWN)]
-        positions = sum(record.num_positions for record in records)
-        rows.append((name, str(positions), *(f"{value:.3f}" for value in cumulated)))
-    headings = ("texts", "positions", *(f"first {rank}" for rank in range(1, NUM_SHOWN + 1)))
-    return Grid(
-        "Share of positions with the target token among the drafter's first guesses, shared noise",
-        headings,
-        tuple(rows),
-    )
-
-
-def _rules(named: Sequence[tuple[str, list[DistributionRecord]]]) -> Grid:
-    rows = []
-    for name, records in named:
-        rates = hit_rates(records)
-        coupled = " / ".join(
-            f"{value:.3f}" for value in (mean_kept(records, "coupled"), sum(rates[:2]), sum(rates[:4]))
-        )
-        cells = [" / ".join(f"{mean_kept(records, rule, place):.3f}" for place in places) for rule, places in RULES]
-        rows.append((name, coupled, *cells))
-    headings = (
-        "texts",
-        "coupled 1 / 2 / 4",
-        "token 1",
-        "multistep 2 / 4",
-        "recursive 1 / 2 / 4",
-        "match 1 / 2 / 4",
-        "likeliest 1 / 2 / 4",
-    )
-    return Grid("Probability that one of 1 / 2 / 4 children of a node is accepted", headings, tuple(rows))
-
-
-def _tokens(named: Sequence[tuple[str, list[DistributionRecord]]]) -> Grid:
-    rows = []
-    for name, records in named:
-        for label, tokens in (
-            ("independent", lambda depth, part=records: independent_tokens(part, depth)),
-            ("position by position", lambda depth, part=records: surviving_tokens(part, depth)),
-            ("replayed", lambda depth, part=records: replayed_tokens(part, (1,) * depth)),
-        ):
-            rows.append((f"{name}, {label}", *(f"{tokens(depth):.2f}" for depth in LENGTHS)))
-    return Grid(
-        "Tokens per round of a coupled chain, from the distributions", ("texts", *map(str, LENGTHS)), tuple(rows)
-    )
+        groups.setdefault(f"{record.category} at {record.temperature:g}", []).append(record)
+    guesses, rules, tokens = [], [], []
+    for name, part in groups.items():
+        cumulated = list(itertools.accumulate(hit_rates(part)))
+        positions = sum(record.num_positions for record in part)
+        guesses.append((name, str(positions), *(f"{share:.3f}" for share in cumulated[:NUM_SHOWN])))
+        coupled = (mean_kept(part, "coupled"), cumulated[1], cumulated[3])
+        cells = [[mean_kept(part, rule, CHILDREN.index(count)) for count in counts] for rule, counts in RULES]
+        rules.append((name, *(" / ".join(f"{value:.3f}" for value in values) for values in (coupled, *cells))))
+        rows = {
+            "independent": [independent_tokens(part, depth) for depth in LENGTHS],
+            "position by position": [surviving_tokens(part, depth) for depth in LENGTHS],
+            "replayed": [replayed_tokens(part, (1,) * depth) for depth in LENGTHS],
+        }
+        tokens += [(f"{name}, {label}", *(f"{value:.2f}" for value in values)) for label, values in rows.items()]
+    return [
+        Grid(
+            "Share of positions with the target token among the drafter's first guesses, shared noise",
+            ("texts", "positions", *(f"first {rank}" for rank in range(1, NUM_SHOWN + 1))),
+            tuple(guesses),
+        ),
+        Grid(
+            "Probability that one of 1 / 2 / 4 children of a node is accepted",
+            ("texts", "coupled 1 / 2 / 4", *(f"{rule} {' / '.join(map(str, counts))}" for rule, counts in RULES)),
+            tuple(rules),
+        ),
+        Grid(
+            "Tokens per round of a coupled chain, from the distributions", ("texts", *map(str, LENGTHS)), tuple(tokens)
+        ),
+    ]
 
 
 WAYS = ("tree", "chain", "batched", "one by one")
@@ -169,44 +143,34 @@ WAYS = ("tree", "chain", "batched", "one by one")
 
 def tree_grids(records: Sequence[TreeRecord]) -> list[Grid]:
     """Return the tables of scoring and drafting that have records."""
-    scored = [record for record in records if record.how in WAYS]
-    drafted = [record for record in records if record.how not in WAYS]
-    return [grid(part) for grid, part in ((_scoring, scored), (_drafting, drafted)) if part]
-
-
-def _scoring(records: Sequence[TreeRecord]) -> Grid:
     medians = {(record.shape, record.how): statistics.median(record.milliseconds) for record in records}
-    rows = []
+    scoring = []
     for record in records:
-        if record.how != "tree":
-            continue
-        tree = medians[record.shape, "tree"]
-        chain, batched, alone = (medians[record.shape, how] for how in WAYS[1:])
-        rows.append(
-            (
-                record.shape,
-                str(record.rows),
-                str(record.leaves),
-                *(f"{value:.1f}" for value in (tree, chain)),
-                f"{tree / chain:.3f}",
-                *(f"{value:.1f} ({value / tree:.2f})" for value in (batched, alone)),
-            )
-        )
-    headings = ("shape", "nodes", "leaves", "tree ms", "chain ms", "tree / chain", "batched (x tree)", "alone (x tree)")
-    title = f"Scoring a tree after {records[0].prefix} tokens: in one pass, as a chain of equal size, path by path"
-    return Grid(title, headings, tuple(rows))
-
-
-def _drafting(records: Sequence[TreeRecord]) -> Grid:
-    pairs = zip(records[::2], records[1::2], strict=True)
-    rows = []
-    for whole, passes in pairs:
+        if record.how == "tree":
+            tree, chain, batched, alone = (medians[record.shape, how] for how in WAYS)
+            times = (f"{tree:.1f}", f"{chain:.1f}", f"{tree / chain:.3f}")
+            others = (f"{value:.1f} ({value / tree:.2f})" for value in (batched, alone))
+            scoring.append((record.shape, str(record.rows), str(record.leaves), *times, *others))
+    drafts = [record for record in records if record.how not in WAYS]
+    drafting = []
+    for whole, passes in zip(drafts[::2], drafts[1::2], strict=True):
         grown, inside = statistics.median(whole.milliseconds), statistics.median(passes.milliseconds)
-        temperature = whole.how.rpartition(" ")[2]
         shares = (f"{grown:.2f}", f"{inside:.2f}", f"{grown / inside:.3f}" if inside else NOTHING)
-        rows.append((f"{whole.shape} at {temperature}", str(whole.rows), *shares))
-    title = f"Drafting a tree after {records[0].prefix} tokens, and the drafter's passes in it"
-    return Grid(title, ("shape at temperature", "nodes", "ms", "passes ms", "x passes"), tuple(rows))
+        drafting.append((f"{whole.shape} at {whole.how.rpartition(' ')[2]}", str(whole.rows), *shares))
+    prefix = records[0].prefix if records else 0
+    grids = [
+        Grid(
+            f"Scoring a tree after {prefix} tokens: in one pass, as a chain of equal size, path by path",
+            ("shape", "nodes", "leaves", "tree ms", "chain ms", "tree / chain", "batched (x tree)", "alone (x tree)"),
+            tuple(scoring),
+        ),
+        Grid(
+            f"Drafting a tree after {prefix} tokens, and the drafter's passes in it",
+            ("shape at temperature", "nodes", "ms", "passes ms", "x passes"),
+            tuple(drafting),
+        ),
+    ]
+    return [grid for grid in grids if grid.rows]
 
 
 TOLERANCE = 1.05
@@ -223,15 +187,64 @@ def grids_of(results: Results) -> list[Grid]:
     if results.perplexities:
         grids.append(_perplexity_grid(results.perplexities))
     if results.records:
-        report = Report(results)
-        rows = report.rows()
-        grids.extend((_decoding_grid(rows), _whole_grid(rows)))
-        if len(_categories(results)) > 1:
-            grids.append(_category_grid(results))
-        grids.extend((_phase_grid(report.phases()), _round_grid(report.round_milliseconds())))
-        if report.partings():
-            grids.append(_parting_grid(report))
+        grids.extend(_text_grids(results))
     return grids
+
+
+def _text_grids(results: Results) -> Iterator[Grid]:
+    report = Report(results)
+    rows = report.rows()
+    yield Grid(
+        "Decoding: after each text's first round",
+        (
+            *("method", "tokens/s", "slowest–fastest", "tokens/round", "x plain", "quartiles", "x transformers"),
+            *("overhead", "text as plain"),
+        ),
+        tuple(map(_decoding_row, rows)),
+    )
+    yield Grid(
+        "Whole calls: prefill included",
+        ("method", "tokens/s", "x plain", "x transformers"),
+        tuple(
+            (row.method["name"], _number(row.whole), _ratio(row.whole_against_plain), _ratio(row.whole_against_peer))
+            for row in rows
+        ),
+    )
+    categories = list(dict.fromkeys(record.category for record in results.records))
+    if len(categories) > 1:
+        cells = {
+            (category, row.method["name"]): f"{_number(row.decoding)} ({_ratio(row.against_plain)})"
+            for category in categories
+            for row in Report(results, category).rows()
+        }
+        names = [method["name"] for method in report.methods]
+        yield Grid(
+            "Decoding by category: tokens/s (x plain)",
+            ("method", *categories),
+            tuple((name, *(cells.get((category, name), NOTHING) for category in categories)) for name in names),
+        )
+    phases = (*PHASES, "outside")
+    yield Grid(
+        "Share of time by phase, after the first round",
+        ("method", *phases),
+        tuple((name, *(f"{100 * shares[p]:.1f}%" for p in phases)) for name, shares in report.phases().items()),
+    )
+    phases = (*PHASES, "all")
+    yield Grid(
+        "Milliseconds per round, without each text's first round",
+        ("method", *phases),
+        tuple((name, *(f"{times[p]:.2f}" for p in phases)) for name, times in report.round_milliseconds().items()),
+    )
+    if partings := [_parting_row(parting) for parting in report.partings()]:
+        if (agreement := report.agreement()) is not None:
+            num_equal, num_prompts = agreement
+            name = "plain, compared with transformers"
+            partings.append((name, str(num_prompts), str(num_prompts - num_equal), *[NOTHING] * 4))
+        yield Grid(
+            "Texts that differ from plain's, and the gap between the two best tokens at the first difference",
+            ("method", "prompts", "other text", "smallest gap", "median gap", "largest gap", "largest difference"),
+            tuple(partings),
+        )
 
 
 def provenance_line(results: Results) -> str:
@@ -243,9 +256,11 @@ def provenance_line(results: Results) -> str:
     division = header.get("processes", {"tp": 1, "pp": 1})
     count = division["tp"] * division["pp"]
     each = f", each of {count} processes (tp={division['tp']}, pp={division['pp']})" if count > 1 else ""
+    quantization = header.get("quantization")  # with one, the dtype is that of keys and values
+    weights = header["dtype"] if quantization is None else f"{quantization} weights, {header['dtype']} otherwise"
     where = machine.get("gpu") or f"{machine['cpu']}, {header['threads']} threads of {machine['usable_cores']} cores"
     parts = [
-        f"{header['model']['name']}, {_weights(header)}",
+        f"{header['model']['name']}, {weights}",
         where + each,
         f"draftree {versions['draftree']}{state}, torch {versions['torch']}, transformers {versions['transformers']}",
     ]
@@ -277,26 +292,20 @@ def provenance_line(results: Results) -> str:
     return "; ".join([*parts, *header.get("notes", ())]) + "."
 
 
-def _weights(header: Mapping[str, Any]) -> str:
-    """Return the kind of weights; with a quantization, the dtype is that of keys and values."""
-    quantization = header.get("quantization")
-    return str(header["dtype"]) if quantization is None else f"{quantization} weights, {header['dtype']} otherwise"
-
-
 def doubts(results: Results) -> list[str]:
     """Return the speed-ups that acceptance cannot explain: of all texts together, as the acceptance length is."""
     rows = Report(results).rows() if results.records else []
     plain = {row.method["engine"]: row.decoding for row in rows if row.method["job"] == "plain"}
-    found = []
+    reasons = []
     for row in rows:
         base = plain.get(row.method["engine"])
         if base and row.decoding and row.decoding / base > TOLERANCE * row.acceptance_length:
-            found.append(
+            reasons.append(
                 f"{row.method['name']} ran {row.decoding / base:.2f} times as fast as plain decoding at "
                 f"{row.acceptance_length:.2f} tokens per round: drafting cannot explain that, so the machine's speed "
                 "changed during the run"
             )
-    return found
+    return reasons
 
 
 def show(results: Results, console: Console) -> None:
@@ -314,21 +323,6 @@ def markdown(results: Results) -> str:
     return "\n\n".join([*tables, *(f"**{reason}**" for reason in doubts(results)), provenance_line(results)]) + "\n"
 
 
-def _decoding_grid(rows: Sequence[MethodSummary]) -> Grid:
-    headings = (
-        "method",
-        "tokens/s",
-        "slowest–fastest",
-        "tokens/round",
-        "x plain",
-        "quartiles",
-        "x transformers",
-        "overhead",
-        "text as plain",
-    )
-    return Grid("Decoding: after each text's first round", headings, tuple(_decoding_row(row) for row in rows))
-
-
 def _decoding_row(row: MethodSummary) -> tuple[str, ...]:
     spread = NOTHING if row.slowest == row.fastest else f"{_number(row.slowest)}–{_number(row.fastest)}"
     quartiles = NOTHING if row.against_plain is None else f"{row.against_plain.low:.2f}–{row.against_plain.high:.2f}"
@@ -342,61 +336,6 @@ def _decoding_row(row: MethodSummary) -> tuple[str, ...]:
         _ratio(row.against_peer),
         NOTHING if row.overhead is None else f"{100 * row.overhead:.1f}%",
         NOTHING if row.num_equal is None else f"{row.num_equal}/{row.num_prompts}",
-    )
-
-
-def _whole_grid(rows: Sequence[MethodSummary]) -> Grid:
-    lines = [
-        (str(row.method["name"]), _number(row.whole), _ratio(row.whole_against_plain), _ratio(row.whole_against_peer))
-        for row in rows
-    ]
-    headings = ("method", "tokens/s", "x plain", "x transformers")
-    return Grid("Whole calls: prefill included", headings, tuple(lines))
-
-
-def _category_grid(results: Results) -> Grid:
-    categories = _categories(results)
-    reports = {category: {r.method["name"]: r for r in Report(results, category).rows()} for category in categories}
-    lines = []
-    for method in results.header["methods"]:
-        cells = [_category_cell(reports[category].get(method["name"])) for category in categories]
-        lines.append((str(method["name"]), *cells))
-    return Grid("Decoding by category: tokens/s (x plain)", ("method", *categories), tuple(lines))
-
-
-def _category_cell(row: MethodSummary | None) -> str:
-    if row is None:
-        return NOTHING
-    return f"{_number(row.decoding)} ({_ratio(row.against_plain)})"
-
-
-def _categories(results: Results) -> list[str]:
-    return list(dict.fromkeys(record.category for record in results.records))
-
-
-def _phase_grid(phases: Mapping[str, Mapping[str, float]]) -> Grid:
-    names = (*PHASES, "outside")
-    rows = tuple((method, *(f"{100 * shares[name]:.1f}%" for name in names)) for method, shares in phases.items())
-    return Grid("Share of time by phase, after the first round", ("method", *names), rows)
-
-
-def _round_grid(rounds: Mapping[str, Mapping[str, float]]) -> Grid:
-    rows = tuple((method, *(f"{times[name]:.2f}" for name in (*PHASES, "all"))) for method, times in rounds.items())
-    return Grid("Milliseconds per round, without each text's first round", ("method", *PHASES, "all"), rows)
-
-
-def _parting_grid(report: Report) -> Grid:
-    rows = [_parting_row(parting) for parting in report.partings()]
-    agreement = report.agreement()
-    if agreement is not None:
-        num_equal, num_prompts = agreement
-        name = "plain, compared with transformers"
-        rows.append((name, str(num_prompts), str(num_prompts - num_equal), *[NOTHING] * 4))
-    headings = ("method", "prompts", "other text", "smallest gap", "median gap", "largest gap", "largest difference")
-    return Grid(
-        "Texts that differ from plain's, and the gap between the two best tokens at the first difference",
-        headings,
-        tuple(rows),
     )
 
 
