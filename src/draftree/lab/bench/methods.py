@@ -6,8 +6,9 @@ Every method has a job, and transformers' methods for the same job are its peers
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from draftree.build import choose_methods
@@ -79,12 +80,10 @@ class Method:
         return self.job == PLAIN
 
     def to_json(self) -> dict[str, Any]:
-        shown: dict[str, Any] = {"name": self.name, "engine": self.engine, "job": self.job}
+        fields: dict[str, Any] = {"name": self.name, "engine": self.engine, "job": self.job}
         if isinstance(self.how, OurMethod):
-            shown["draft_is_pass"] = self.how.draft_is_pass
-            shown["verify"] = self.how.verify
-            shown["plan"] = self.how.plan
-        return shown
+            fields |= {"draft_is_pass": self.how.draft_is_pass, "verify": self.how.verify, "plan": self.how.plan}
+        return fields
 
 
 def our_methods(specs: Sequence[str], *, plans: Sequence[str] = (), verify: str = DEFAULT_VERIFY) -> list[Method]:
@@ -99,11 +98,13 @@ def our_methods(specs: Sequence[str], *, plans: Sequence[str] = (), verify: str 
     if plans and not drafting:
         raise ConfigurationError(f"planner '{plans[0]}' was given, but there is no drafter: add --draft ngram")
     for text in drafting:
-        methods.extend(_method(*split) for split in _splits(text, plans, verify))
+        methods += _methods(text, plans, verify)
     for method in methods:
         assert isinstance(method.how, OurMethod)
         choose_methods(method.how.draft, method.how.verify, method.how.plan)
-    _require_unique(methods)
+    for name, count in Counter(method.name for method in methods).items():
+        if count > 1:
+            raise ConfigurationError(f"method '{name}' is given {count} times: give it once")
     return methods
 
 
@@ -116,21 +117,15 @@ def lossy_notes(methods: Iterable[Method], temperature: float) -> tuple[str, ...
         and not method.is_plain
         and VERIFIERS.find(VERIFIERS.parse(method.how.verify)[0].name).promise(temperature) is Guarantee.LOSSY
     ]
-    if not lossy:
-        return ()
-    are = "is" if len(lossy) == 1 else "are"
-    return (
-        f"{', '.join(lossy)} {are} lossy at temperature {temperature:g}: texts are not distributed as the model's own",
-    )
+    are = f"{', '.join(lossy)} {'is' if len(lossy) == 1 else 'are'}"
+    note = f"{are} lossy at temperature {temperature:g}: texts are not distributed as the model's own"
+    return (note,) if lossy else ()
 
 
 def peer_methods(ours: Iterable[Method], *, batch: int) -> list[Method]:
     """Return transformers' methods for the same jobs, plain first. It drafts only for single prompts."""
-    found = [Method("transformers", PLAIN, PeerMethod())]
-    for method in ours:
-        if batch == 1 and not method.is_plain:
-            found.extend(_peers_of(method))
-    return list(dict.fromkeys(found))
+    peers = [peer for method in ours if batch == 1 and not method.is_plain for peer in _peers_of(method)]
+    return list(dict.fromkeys([Method("transformers", PLAIN, PeerMethod()), *peers]))
 
 
 def jobs_without_peer(ours: Iterable[Method], peers: Iterable[Method]) -> list[str]:
@@ -139,42 +134,34 @@ def jobs_without_peer(ours: Iterable[Method], peers: Iterable[Method]) -> list[s
     return [method.name for method in ours if method.job not in offered]
 
 
-def _splits(text: str, plans: Sequence[str], verify: str) -> list[tuple[str, str | None, str]]:
+def _methods(text: str, plans: Sequence[str], verify: str) -> Iterator[Method]:
+    """Yield the methods of a drafter in the user's notation: one, or one for each of `plans`."""
     draft, *parts = text.split("@")
     if not drafts(draft):
         raise ConfigurationError(f"method '{text}': plain decoding takes no @; its verifier is set by --verify")
-    planners = PLANNERS.names()
-    verifiers = VERIFIERS.names()
-    own_plan = own_verify = None
+    planners, verifiers = PLANNERS.names(), VERIFIERS.names()
+    chosen: dict[str, str] = {}
     for part in parts:
         name = part.split(":")[0].split(",")[0]
-        if name in planners and own_plan is None:
-            own_plan = part
-        elif name in verifiers and own_verify is None:
-            own_verify = part
-        elif name in planners or name in verifiers:
-            raise ConfigurationError(f"method '{text}' has two planners or two verifiers: give one of each")
-        else:
+        if name not in planners and name not in verifiers:
             raise ConfigurationError(
                 f"method '{text}' has '{part}' after @, which is neither a planner nor a verifier: "
                 f"{suggestion(name, [*planners, *verifiers])}"
             )
-    chosen: Sequence[str | None] = [own_plan] if own_plan is not None or not plans else plans
-    return [(draft, plan, own_verify or verify) for plan in chosen]
-
-
-def _method(draft: str, plan: str | None, verify: str) -> Method:
+        kind = "plan" if name in planners else "verify"
+        if kind in chosen:
+            raise ConfigurationError(f"method '{text}' has two planners or two verifiers: give one of each")
+        chosen[kind] = part
+    verify = chosen.get("verify", verify)
     specs = DRAFTERS.parse(draft)
     shown = "+".join(str(_without_folder(spec)) for spec in specs)
-    tail = [part for part in (plan, None if verify == DEFAULT_VERIFY else verify) if part is not None]
+    # methods of one job have the same drafters and models, whatever their options
+    job = "+".join(str(Spec(spec.name, _without_folder(spec).argument)) for spec in specs)
     draft_is_pass = any(cls.describe(config).runs_model for cls, config in map(DRAFTERS.configure, specs))
-    return Method("@".join([shown, *tail]), _job(specs), OurMethod(draft, verify, plan, draft_is_pass=draft_is_pass))
-
-
-def _job(specs: Sequence[Spec]) -> str:
-    """Return the job of drafters: their names and models, without options."""
-    bare = (Spec(spec.name, _without_folder(spec).argument) for spec in specs)
-    return "+".join(str(spec) for spec in bare)
+    every: Sequence[str | None] = [chosen.get("plan")] if "plan" in chosen or not plans else plans
+    for plan in every:
+        tail = [part for part in (plan, None if verify == DEFAULT_VERIFY else verify) if part is not None]
+        yield Method("@".join([shown, *tail]), job, OurMethod(draft, verify, plan, draft_is_pass=draft_is_pass))
 
 
 def _without_folder(spec: Spec) -> Spec:
@@ -182,30 +169,18 @@ def _without_folder(spec: Spec) -> Spec:
 
 
 def _peers_of(method: Method) -> list[Method]:
+    """Return transformers' methods for a job, with its own draft length and with the drafter's."""
     assert isinstance(method.how, OurMethod)
-    specs = DRAFTERS.parse(method.how.draft)
-    if len(specs) > 1 or specs[0].name not in ("ngram", "model", "early-exit"):
+    spec, *others = DRAFTERS.parse(method.how.draft)
+    if others or spec.name not in ("ngram", "model", "early-exit"):
         return []
-    spec = specs[0]
     drafter, config = DRAFTERS.configure(spec)
     k = drafter.describe(config).depth
-    if spec.name == "ngram":
-        return [Method(f"transformers lookup k={k}", method.job, PeerMethod(lookup_tokens=k))]
-    if spec.name == "early-exit":
-        name = f"transformers early exit {config.layers}"
-        return [
-            Method(name, method.job, PeerMethod(exit_layers=config.layers)),
-            Method(f"{name} k={k}", method.job, PeerMethod(exit_layers=config.layers, assistant_tokens=k)),
-        ]
-    name = f"transformers assistant {_without_folder(spec).argument}"
-    return [
-        Method(name, method.job, PeerMethod(assistant=spec.argument)),
-        Method(f"{name} k={k}", method.job, PeerMethod(assistant=spec.argument, assistant_tokens=k)),
-    ]
-
-
-def _require_unique(methods: Sequence[Method]) -> None:
-    names = [method.name for method in methods]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigurationError(f"method '{name}' is given {names.count(name)} times: give it once")
+    match spec.name:
+        case "ngram":
+            return [Method(f"transformers lookup k={k}", method.job, PeerMethod(lookup_tokens=k))]
+        case "early-exit":
+            name, how = f"transformers early exit {config.layers}", PeerMethod(exit_layers=config.layers)
+        case _:
+            name, how = f"transformers assistant {_without_folder(spec).argument}", PeerMethod(assistant=spec.argument)
+    return [Method(name, method.job, how), Method(f"{name} k={k}", method.job, replace(how, assistant_tokens=k))]

@@ -199,18 +199,18 @@ def read_results(path: Path) -> Results:
 
 
 def _results(entries: Iterable[tuple[int, Any]], name: str) -> Results:
-    header: dict[str, Any] | None = None
-    end: dict[str, Any] | None = None
-    found: dict[str, list[Any]] = {kind: [] for kind in KINDS}
+    single: dict[str, dict[str, Any]] = {}
+    lines: dict[str, list[Any]] = {kind: [] for kind in KINDS}
     for number, entry in entries:
         try:
             kind = entry.pop("kind")
-            if kind == "header":
-                header = entry
-            elif kind == "end":
-                end = entry
+            if kind in ("header", "end"):
+                single[kind] = entry
             elif kind in KINDS:
-                found[kind].append(_record(kind, entry))
+                fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}
+                if kind == "record" and fields["divergence"] is not None:
+                    fields["divergence"] = Divergence(**fields["divergence"])
+                lines[kind].append(KINDS[kind](**fields))
             else:
                 raise ValueError(f"unknown kind '{kind}'")
         except MALFORMED as error:
@@ -222,14 +222,7 @@ def _results(entries: Iterable[tuple[int, Any]], name: str) -> Results:
                 f"results file '{name}' has format {entry.get('format')}, this version reads {FORMAT}: "
                 "use the version that wrote it"
             )
-    if header is None:
+    if "header" not in single:
         raise ConfigurationError(f"results file '{name}' has no header line: it was not written by draftree bench")
-    records, passes, trees, distributions, perplexities = (tuple(found[kind]) for kind in KINDS)
-    return Results(name, header, records, passes, trees, distributions, perplexities, end)
-
-
-def _record(kind: str, entry: dict[str, Any]) -> AnyRecord:
-    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
-    if kind == "record" and fields["divergence"] is not None:
-        fields["divergence"] = Divergence(**fields["divergence"])
-    return KINDS[kind](**fields)
+    records, passes, trees, distributions, perplexities = (tuple(lines[kind]) for kind in KINDS)
+    return Results(name, single["header"], records, passes, trees, distributions, perplexities, single.get("end"))

@@ -58,25 +58,18 @@ class Workload:
     sha256: str
     tasks: tuple[Task, ...]
 
-    @property
-    def categories(self) -> dict[str, int]:
-        return dict(Counter(task.category for task in self.tasks))
-
     def choose(self, categories: Sequence[str] = (), limit: int | None = None) -> Workload:
         """Return the tasks of these categories (none: all), the first `limit` of each."""
-        known = self.categories
-        for category in categories:
-            if category not in known:
-                raise ConfigurationError(
-                    f"category '{category}' does not occur in {self.name}: {suggestion(category, known)}"
-                )
-        taken: Counter[str] = Counter()
-        chosen = []
+        groups: dict[str, list[Task]] = {}
         for task in self.tasks:
-            if (not categories or task.category in categories) and (limit is None or taken[task.category] < limit):
-                taken[task.category] += 1
-                chosen.append(task)
-        return Workload(self.name, self.sha256, tuple(chosen))
+            groups.setdefault(task.category, []).append(task)
+        for category in categories:
+            if category not in groups:
+                raise ConfigurationError(
+                    f"category '{category}' does not occur in {self.name}: {suggestion(category, groups)}"
+                )
+        chosen = {task.id for category in categories or groups for task in groups[category][:limit]}
+        return replace(self, tasks=tuple(task for task in self.tasks if task.id in chosen))
 
 
 def read_workload(path: Path = SHIPPED) -> Workload:
@@ -118,13 +111,13 @@ def _task(line: str, number: int, file: str) -> Task:
         fields = parse_json_object(line)
     except JsonError as error:
         raise ConfigurationError(f"{where}: {error}; every line must be one object") from error
-    given = [key for key in ("prompt", "messages", "turns") if key in fields]
-    if len(given) != 1:
+    kinds = [key for key in ("prompt", "messages", "turns") if key in fields]
+    if len(kinds) != 1:
         raise ConfigurationError(
-            f"{where} has {' and '.join(given) or 'no prompt'}: give one of 'prompt', 'messages' or 'turns'"
+            f"{where} has {' and '.join(kinds) or 'no prompt'}: give one of 'prompt', 'messages' or 'turns'"
         )
     try:
-        return _task_of(fields, given[0], number)
+        return _task_of(fields, kinds[0], number)
     except (InvalidRequestError, ValueError) as error:
         raise ConfigurationError(f"{where}: {error}") from error
 
@@ -134,18 +127,18 @@ def _task_of(fields: dict[str, Any], kind: str, number: int) -> Task:
     category = fields.get("category", CODE_CATEGORY if "task_id" in fields else DEFAULT_CATEGORY)
     if not isinstance(category, str) or not category.strip():
         raise ValueError("'category' must be a name")
-    if kind == "prompt":
-        return Task(task_id, category, prompt=_text(fields["prompt"], "'prompt'"))
-    if kind == "turns":
-        turns = fields["turns"]
-        if not isinstance(turns, list) or not turns:
+    match kind, fields[kind]:
+        case "prompt", prompt:
+            return Task(task_id, category, prompt=_text(prompt, "'prompt'"))
+        case "turns", [*turns] if turns:
+            first, *later = [_text(turn, f"turn {place}") for place, turn in enumerate(turns, start=1)]
+            return Task(task_id, category, messages=({"role": "user", "content": first},), turns=tuple(later))
+        case "messages", [*messages] if messages:
+            return Task(task_id, category, messages=tuple(map(_message, messages)))
+        case "turns", _:
             raise ValueError("'turns' must be a list of texts")
-        first, *later = [_text(turn, f"turn {place}") for place, turn in enumerate(turns, start=1)]
-        return Task(task_id, category, messages=({"role": "user", "content": first},), turns=tuple(later))
-    messages = fields["messages"]
-    if not isinstance(messages, list) or not messages:
-        raise ValueError("'messages' must be a list of objects with 'role' and 'content'")
-    return Task(task_id, category, messages=tuple(_message(message) for message in messages))
+        case _:
+            raise ValueError("'messages' must be a list of objects with 'role' and 'content'")
 
 
 def _message(message: Any) -> dict[str, str]:
@@ -183,13 +176,8 @@ def following(tokenizer: Tokenizer, prompt: Prompt, answer: str) -> Prompt | Non
     first = task.first_turn or task.id
     users = sum(message["role"] == "user" for message in task.messages)
     added = ({"role": "assistant", "content": answer}, {"role": "user", "content": task.turns[0]})
-    after = Task(
-        f"{first}/{users + 1}",
-        task.category,
-        messages=(*task.messages, *added),
-        turns=task.turns[1:],
-        first_turn=first,
-    )
+    messages = (*task.messages, *added)
+    after = Task(f"{first}/{users + 1}", task.category, messages=messages, turns=task.turns[1:], first_turn=first)
     ids, form = encode(after, tokenizer)
     return Prompt(after, tuple(ids), form)
 
@@ -201,7 +189,7 @@ def with_room(
 
     `room` is the tokens that a prompt may have, `answer` those that an answer may have.
     """
-    found: list[Prompt] = []
+    shortened: list[Prompt] = []
     left_out: list[str] = []
     for prompt in prompts:
         fits = 0
@@ -210,8 +198,7 @@ def with_room(
             fits += 1
             turn = following(tokenizer, turn, STAND_IN)
         left_out += prompt.task.ids[fits + 1 :]
-        kept = replace(prompt.task, turns=prompt.task.turns[:fits])
-        found.append(replace(prompt, task=kept))
+        shortened.append(replace(prompt, task=replace(prompt.task, turns=prompt.task.turns[:fits])))
     if not left_out:
-        return found, ()
-    return found, (f"{len(left_out)} later turns left out, longer than the context: {', '.join(left_out)}",)
+        return shortened, ()
+    return shortened, (f"{len(left_out)} later turns left out, longer than the context: {', '.join(left_out)}",)
