@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,15 +50,15 @@ class Names:
 
 def part(module: Any, *names: str) -> Any:
     """Return the first of these attributes that a module has."""
-    found = first_part(module, *names)
-    if found is None:
+    value = first_part(module, *names)
+    if value is None:
         raise NativeUnavailableError(f"{type(module).__name__} has no '{names[0]}'")
-    return found
+    return value
 
 
 def first_part(module: Any, *names: str) -> Any:
     """Return the first of these attributes that a module has; None for none."""
-    return next((found for name in names if (found := getattr(module, name, None)) is not None), None)
+    return next((value for name in names if (value := getattr(module, name, None)) is not None), None)
 
 
 def linear_of(module: Any, name: str, *, names: Names) -> LinearBlueprint:
@@ -81,8 +81,7 @@ def _is_plain(module: nn.Linear) -> bool:
 
 def linears_of(owner: Any, parts: Sequence[str], fused: Sequence[str], *, names: Names) -> tuple[LinearBlueprint, ...]:
     """Return the linear layers with these names, or a fused one."""
-    whole = next((name for name in fused if hasattr(owner, name)), None)
-    chosen = list(parts) if whole is None else [whole]
+    chosen = [name for name in fused if hasattr(owner, name)][:1] or parts
     return tuple(linear_of(part(owner, name), f"'{name}'", names=names) for name in chosen)
 
 
@@ -98,26 +97,11 @@ def activation_of(functions: Sequence[Any]) -> int:
         QUICK_GELU: x * torch.sigmoid(1.702 * x),
     }
     with torch.inference_mode():
-        found = [function(x) for function in functions]
-    for kind, wanted in known.items():
-        if all(torch.allclose(one, wanted, atol=1e-5) for one in found):
+        results = [function(x) for function in functions]
+    for kind, expected in known.items():
+        if all(torch.allclose(result, expected, atol=1e-5) for result in results):
             return kind
     raise NativeUnavailableError("the activation of its layers is neither SiLU, ReLU, its square, nor a kind of GELU")
-
-
-@torch.inference_mode()
-def runs_before(run: Any, one: nn.Module, other: nn.Module) -> bool:
-    """Return whether a module runs before another one in a call of `run`."""
-    order: list[nn.Module] = []
-    hooks = [module.register_forward_pre_hook(lambda module, _: order.append(module)) for module in (one, other)]
-    try:
-        run()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if one not in order or other not in order:
-        raise NativeUnavailableError("the norms of its layers do not run as modules")
-    return order.index(one) < order.index(other)
 
 
 class _ReadError(Exception):
@@ -125,27 +109,36 @@ class _ReadError(Exception):
 
 
 @torch.inference_mode()
-def reads_before(run: Any, writer: nn.Module, reader: nn.Module) -> bool:
-    """Return whether the input of one module is independent of the output of another one, which runs before it."""
-    found: list[Tensor] = []
+def runs_before(run: Callable[[], object], first: nn.Module, second: nn.Module) -> bool:
+    """Return whether a module runs before another one in a call of `run`."""
+    order: list[nn.Module] = []
+    with ExitStack() as stack:
+        for module in (first, second):
+            stack.callback(module.register_forward_pre_hook(lambda module, _: order.append(module)).remove)
+        run()
+    if first not in order or second not in order:
+        raise NativeUnavailableError("the norms of its layers do not run as modules")
+    return order.index(first) < order.index(second)
 
-    def note(_: nn.Module, given: tuple[Tensor, ...]) -> None:
-        found.append(given[0].clone())
+
+@torch.inference_mode()
+def reads_before(run: Callable[[], object], writer: nn.Module, reader: nn.Module) -> bool:
+    """Return whether the input of one module is independent of the output of another one, which runs before it."""
+    inputs: list[Tensor] = []
+
+    def note(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        inputs.append(arguments[0].clone())
         raise _ReadError
 
-    with ExitStack() as stack:
-        stack.callback(reader.register_forward_pre_hook(note).remove)
-        for offset in (0.0, 1.0):
-            hook = writer.register_forward_hook(lambda _, given, output, offset=offset: output + offset)
-            try:
-                run()
-            except _ReadError:
-                pass
-            finally:
-                hook.remove()
-    if len(found) != 2:
+    for offset in (0.0, 1.0):
+        with ExitStack() as stack, suppress(_ReadError):
+            stack.callback(reader.register_forward_pre_hook(note).remove)
+            hook = writer.register_forward_hook(lambda _, arguments, output, offset=offset: output + offset)
+            stack.callback(hook.remove)
+            run()
+    if len(inputs) != 2:
         raise NativeUnavailableError("the sublayers of its layers do not run as modules")
-    return torch.equal(found[0], found[1])
+    return torch.equal(*inputs)
 
 
 ROUTER = ("gate", "router")
@@ -163,8 +156,8 @@ def activation_module(mlp: Any) -> Any:
 
 def clamps_of(mlp: Any) -> tuple[float, float] | None:
     experts = activation_module(mlp)
-    found = first_part(experts, "limit"), first_part(experts, "alpha")
-    return None if found[0] is None or found[1] is None else (float(found[0]), float(found[1]))
+    limit, slope = first_part(experts, "limit"), first_part(experts, "alpha")
+    return None if limit is None or slope is None else (float(limit), float(slope))
 
 
 def experts_of(mlp: Any, hidden: int, *, names: Names) -> ExpertsBlueprint:
@@ -190,11 +183,17 @@ def experts_of(mlp: Any, hidden: int, *, names: Names) -> ExpertsBlueprint:
             is_interleaved=interleaved,
         )
 
-    shared = first_part(mlp, "shared_expert")
-    gate = first_part(mlp, "shared_expert_gate")
+    shared, gate = first_part(mlp, "shared_expert"), first_part(mlp, "shared_expert_gate")
     if (shared is None) != (gate is None):
         raise NativeUnavailableError("its shared expert has no gate, or the gate has no expert")
     chosen, is_renormalized = _choice(router, count, hidden)
+    shared_parts: dict[str, Any] = {}
+    if shared is not None:
+        shared_parts = {
+            "shared_gate_up": linears_of(shared, ("gate_proj", "up_proj"), ("gate_up_proj",), names=names),
+            "shared_down": linear_of(part(shared, "down_proj"), "'down_proj'", names=names),
+            "shared_gate": linear_of(gate, "'shared_expert_gate'", names=names),
+        }
     return ExpertsBlueprint(
         router=LinearBlueprint(names.of(router), names.of_bias(router), hidden, count),
         gate_up=linear("gate_up_proj", hidden, 2 * inner, interleaved=is_interleaved),
@@ -202,11 +201,7 @@ def experts_of(mlp: Any, hidden: int, *, names: Names) -> ExpertsBlueprint:
         count=count,
         chosen=chosen,
         is_renormalized=is_renormalized,
-        shared_gate_up=()
-        if shared is None
-        else linears_of(shared, ("gate_proj", "up_proj"), ("gate_up_proj",), names=names),
-        shared_down=None if shared is None else linear_of(part(shared, "down_proj"), "'down_proj'", names=names),
-        shared_gate=None if gate is None else linear_of(gate, "'shared_expert_gate'", names=names),
+        **shared_parts,
     )
 
 
@@ -218,11 +213,11 @@ def _choice(router: Any, count: int, hidden: int) -> tuple[int, bool]:
     if tuple(weight.shape) != (count, hidden):
         raise NativeUnavailableError(f"{type(router).__name__} has a weight of the shape {tuple(weight.shape)}")
     x = torch.randn(ROWS, hidden, generator=torch.Generator().manual_seed(0)).to(weight.dtype)
-    found = router(x)
-    if not isinstance(found, tuple) or len(found) != 3:
+    result = router(x)
+    if not isinstance(result, tuple) or len(result) != 3:
         raise NativeUnavailableError(f"{type(router).__name__} does not return logits, weights and experts")
-    scores, indices = found[1].float(), found[2]
-    logits = torch.nn.functional.linear(x, weight, None if bias is None else bias.detach()).float()
+    scores, indices = result[1].float(), result[2]
+    logits = F.linear(x, weight, None if bias is None else bias.detach()).float()
     chosen = int(indices.shape[-1])
     over_all, over_chosen = logits.softmax(-1).gather(-1, indices), logits.gather(-1, indices).softmax(-1)
     for is_renormalized, wanted in ((False, over_all), (True, over_chosen)):
@@ -257,13 +252,13 @@ def norm_facts(norm: Any) -> NormFacts:
         raise NativeUnavailableError(f"{type(norm).__name__} has no 'weight'")
     has_bias = isinstance(getattr(norm, "bias", None), Tensor)
     # a norm with a bias has a mean
-    errors = {one: _norm_error(norm, *one) for one in KINDS if one[0] == LAYER_NORM or not has_bias}
-    found = min(errors, key=lambda one: float(errors[one].mean()))
-    if not float(errors[found].max()) < NORM_TOLERANCE:  # also refuses NaN
+    errors = {formula: _norm_error(norm, *formula) for formula in KINDS if formula[0] == LAYER_NORM or not has_bias}
+    best = min(errors, key=lambda formula: float(errors[formula].mean()))
+    if not float(errors[best].max()) < NORM_TOLERANCE:  # also refuses NaN
         raise NativeUnavailableError(
             f"{type(norm).__name__} is neither a root-mean-square norm nor one with mean and variance"
         )
-    return NormFacts(*found, epsilon_of(norm), has_bias)
+    return NormFacts(*best, epsilon_of(norm), has_bias)
 
 
 def epsilon_of(norm: Any) -> float:

@@ -7,7 +7,7 @@ import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,12 @@ class FilePages:
     """
 
     def __init__(self) -> None:
-        self._ranges = _ranges() if hasattr(mmap, "MADV_DONTNEED") else []
+        self._ranges: list[tuple[int, int]] = []
+        with suppress(OSError):
+            for line in MAPS.read_text("utf-8", errors="replace").splitlines():
+                if line.endswith(SUFFIX) and hasattr(mmap, "MADV_DONTNEED"):
+                    first, _, end = line.split(maxsplit=1)[0].partition("-")
+                    self._ranges.append((int(first, 16), int(end, 16)))
 
     def give_back(self, weight: Tensor) -> bool:
         """Release a weight's pages if they are mapped from a file; later reads load them again. Returns whether."""
@@ -43,19 +48,6 @@ class FilePages:
             return False
         madvise = ctypes.CDLL(None, use_errno=True).madvise
         return madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_DONTNEED) == 0
-
-
-def _ranges() -> list[tuple[int, int]]:
-    try:
-        lines = MAPS.read_text("utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        if line.endswith(SUFFIX):
-            first, _, end = line.split(maxsplit=1)[0].partition("-")
-            found.append((int(first, 16), int(end, 16)))
-    return found
 
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -79,8 +71,8 @@ class Weights(ABC):
 
     def block_kind(self, name: str) -> str | None:
         """Return the kind of the blocks of a weight, of several the largest; None if it has none."""
-        found = self.blocks(name)
-        return None if found is None else found.kind
+        blocks = self.blocks(name)
+        return None if blocks is None else blocks.kind
 
     def expert_blocks(self, name: str, expert: int) -> Sequence[RowBlocks] | None:
         """Return the matrices of one expert in blocks, those of gate and up apart; None if it has none."""
@@ -164,40 +156,39 @@ def places_in_files(model: Any, names: Iterable[str], folder: Path) -> dict[str,
     Every value is compared: libraries rename, split and convert weights while loading them.
     """
     parameters = dict(model.named_parameters())
-    places = _candidates(folder)
-    found = {name: places[name] for name in names if name in places}
-    if len(found) < len(set(names)) or any(found[name].shape != tuple(parameters[name].shape) for name in found):
+    stored_weights = _candidates(folder)
+    places = {name: stored_weights[name] for name in names if name in stored_weights}
+    if len(places) < len(set(names)) or any(places[name].shape != tuple(parameters[name].shape) for name in places):
         return None
     try:
-        stored = FileWeights(folder, found)
+        stored = FileWeights(folder, places)
     except (OSError, ValueError):
         return None
     try:
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            for name in found:
+            for name in places:
                 pieces = zip(parameters[name].detach().split(ROWS), stored.get(name).split(ROWS), strict=True)
                 if not all(pool.map(lambda pair: torch.equal(pair[0], pair[1].to(pair[0].dtype)), pieces)):
                     return None
                 stored.release(name)
     finally:
         stored.close()
-    return found
+    return places
 
 
 def _candidates(folder: Path) -> dict[str, StoredWeight]:
     """Return all weights by name in the files of a folder that transformers reads."""
     from safetensors import SafetensorError, safe_open
 
-    found = {}
+    weights = {}
     try:
-        index = folder / INDEX
         files = [WHOLE]
         if not (folder / WHOLE).exists():
-            files = sorted(set(read_json(index)["weight_map"].values()))
+            files = sorted(set(read_json(folder / INDEX)["weight_map"].values()))
         for name in files:
             with safe_open(folder / name, framework="pt") as file:
                 for key in file.keys():  # noqa: SIM118, it is no dictionary
-                    found[key] = StoredWeight(name, key, tuple(file.get_slice(key).get_shape()))
+                    weights[key] = StoredWeight(name, key, tuple(file.get_slice(key).get_shape()))
     except (OSError, SafetensorError, *MALFORMED):
         return {}
-    return found
+    return weights

@@ -11,8 +11,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -48,61 +49,50 @@ class RecordedDecoder:
 def record(model: Any, decoder: Any, *, first: Any, attention: Any, start_norm: Any) -> RecordedDecoder:
     """Run a decoder over two texts of one token each, and compare what its modules read and return."""
     tokens = [token for token in range(3, 8) if token != getattr(model.config, "pad_token_id", None)][:2]
-    one, other = (_inputs(model, decoder, first, attention, start_norm, token) for token in tokens)
+    vectors, order = _recorded(model, decoder, first, attention, start_norm, tokens[0])
+    others, _ = _recorded(model, decoder, first, attention, start_norm, tokens[1])
     weight: Tensor = decoder.embed_tokens.weight
     rows = (weight[tokens[0]] - weight[tokens[1]]).float()
     # positions cancel in the difference of two tokens
     entered = "layer" if start_norm is None else "start norm"
-    scale = _factor(one.tensors[entered] - other.tensors[entered], rows, "embeddings")
-    is_first = start_norm is not None and not torch.equal(one.tensors["layer"], one.tensors["after start norm"])
     return RecordedDecoder(
-        is_post_norm=one.order.index("attention") < one.order.index("norm"),
-        is_start_norm_first=is_first,
-        embedding_scale=scale,
-        head_scale=_factor(one.tensors["head"], one.tensors["decoder"], "hidden states"),
+        is_post_norm=order.index("attention") < order.index("norm"),
+        is_start_norm_first=start_norm is not None and not torch.equal(vectors["layer"], vectors["after start norm"]),
+        embedding_scale=_factor(vectors[entered] - others[entered], rows, "embeddings"),
+        head_scale=_factor(vectors["head"], vectors["decoder"], "hidden states"),
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Recorded:
-    """Vectors by the module that reads or returns them, and the order of two modules."""
-
-    tensors: dict[str, Tensor]
-    order: list[str]
-
-
-def _inputs(model: Any, decoder: Any, first: Any, attention: Any, start_norm: Any, token: int) -> _Recorded:
-    found = _Recorded({}, [])
-
-    def reads(name: str) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
-            value = args[0] if args else given.get("hidden_states")
-            if isinstance(value, Tensor):
-                found.tensors.setdefault(name, value.flatten(0, -2)[-1].float())
-            found.order.append(name)
-
-        return hook
-
-    def returns(name: str) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            value = output if isinstance(output, Tensor) else output[0]
-            found.tensors.setdefault(name, value.flatten(0, -2)[-1].float())
-
-        return hook
-
+def _recorded(
+    model: Any, decoder: Any, first: Any, attention: Any, start_norm: Any, token: int
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Return vectors by the module that reads or returns them, and the order of the modules."""
     from transformers.modeling_outputs import BaseModelOutput
 
+    vectors: dict[str, Tensor] = {}
+    order: list[str] = []
+
+    def note(name: str, value: Any) -> None:
+        if isinstance(value, Tensor):
+            vectors.setdefault(name, value.flatten(0, -2)[-1].float())
+        order.append(name)
+
+    def reads(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], *, name: str) -> None:
+        note(name, arguments[0] if arguments else options.get("hidden_states"))
+
+    def returns(module: nn.Module, arguments: tuple[Any, ...], output: Any, *, name: str) -> None:
+        note(name, output if isinstance(output, Tensor) else output[0])
+
     layer = next(iter(getattr(decoder, "layers", None) or decoder.block))
-    inputs = [(layer, "layer"), (first, "norm"), (attention, "attention"), (model.get_output_embeddings(), "head")]
-    outputs = [(decoder, "decoder")]
+    inputs = {"layer": layer, "norm": first, "attention": attention, "head": model.get_output_embeddings()}
+    outputs = {"decoder": decoder}
     if start_norm is not None:
-        inputs.append((start_norm, "start norm"))
-        outputs.append((start_norm, "after start norm"))
+        inputs["start norm"] = outputs["after start norm"] = start_norm
     with ExitStack() as hooks:
-        for module, name in inputs:
-            hooks.callback(module.register_forward_pre_hook(reads(name), with_kwargs=True).remove)
-        for module, name in outputs:
-            hooks.callback(module.register_forward_hook(returns(name)).remove)
+        for name, module in inputs.items():
+            hooks.callback(module.register_forward_pre_hook(partial(reads, name=name), with_kwargs=True).remove)
+        for name, module in outputs.items():
+            hooks.callback(module.register_forward_hook(partial(returns, name=name)).remove)
         size = int(model.config.hidden_size)
         hidden = torch.linspace(-1, 1, size, dtype=next(model.parameters()).dtype).expand(1, 2, size)
         model(
@@ -111,13 +101,13 @@ def _inputs(model: Any, decoder: Any, first: Any, attention: Any, start_norm: An
             use_cache=False,
             return_dict=True,
         )
-    return found
+    return vectors, order
 
 
-def _factor(found: Tensor, of: Tensor, what: str) -> float:
+def _factor(vector: Tensor, of: Tensor, what: str) -> float:
     """Return the factor between two vectors: 1, or the root of their size or its inverse."""
-    factor = float((found * of).sum() / of.square().sum().clamp_min(torch.finfo().tiny))
-    root = float(found.numel()) ** 0.5
+    factor = float((vector * of).sum() / of.square().sum().clamp_min(torch.finfo().tiny))
+    root = float(vector.numel()) ** 0.5
     for usual in (1.0, root, 1.0 / root):
         if abs(factor - usual) <= TOLERANCE * usual:
             return usual
@@ -166,8 +156,7 @@ QUERIES = ("q_proj", "q"), ("k_proj", "k"), ("v_proj", "v")
 OUTPUT = ("out_proj", "o")
 
 
-@dataclass(frozen=True, slots=True)
-class LayerModules:
+class LayerModules(NamedTuple):
     own: Any  # attention to the text
     own_norm: Any
     source: Any  # attention to the source
@@ -188,17 +177,14 @@ def read_decoder(model: Any) -> tuple[Blueprint, SourceEncoder]:
     layers, biases = _layers(modules, names)
     last = first_part(decoder, "layer_norm", "final_layer_norm")
     facts = norm_facts(modules[0].own_norm)
-    found_norms = [name for layer in layers for name in layer.norms]
     extra = [names.of(norm) for norm in (start_norm, last) if norm is not None]
-    require_like_norms(model, [*found_norms, *extra], facts)
+    require_like_norms(model, [*(name for layer in layers for name in layer.norms), *extra], facts)
     final = None if last is None else names.of(last)
     if recorded.is_post_norm:
         layers, final = norms_after(layers, final)
-    head = model.get_output_embeddings()
-    linear = linear_of(head, "the head", names=names)
-    bias = getattr(model, "final_logits_bias", None)
-    if bias is not None:
-        linear = type(linear)(linear.weight, "final_logits_bias", linear.inputs, linear.outputs)
+    linear = linear_of(model.get_output_embeddings(), "the head", names=names)
+    if getattr(model, "final_logits_bias", None) is not None:
+        linear = replace(linear, bias="final_logits_bias")
     found = Blueprint(
         kind=type(model).__name__,
         fingerprint=fingerprint(model),
@@ -245,17 +231,18 @@ def read_decoder(model: Any) -> tuple[Blueprint, SourceEncoder]:
 
 def _modules(layer: Any) -> LayerModules:
     if hasattr(layer, "layer"):
-        own, source, mlp = (layer.layer[place] for place in range(3))
+        sublayers = zip(layer.layer, ("SelfAttention", "EncDecAttention", "DenseReluDense"), strict=False)
         return LayerModules(
-            part(own, "SelfAttention"), part(own, "layer_norm"),
-            part(source, "EncDecAttention"), part(source, "layer_norm"),
-            part(mlp, "DenseReluDense"), part(mlp, "layer_norm"),
-        )  # fmt: skip
+            *(part(sublayer, name) for sublayer, module in sublayers for name in (module, "layer_norm"))
+        )
     return LayerModules(
-        part(layer, "self_attn"), part(layer, "self_attn_layer_norm"),
-        part(layer, "encoder_attn"), part(layer, "encoder_attn_layer_norm"),
-        layer, part(layer, "final_layer_norm"),
-    )  # fmt: skip
+        part(layer, "self_attn"),
+        part(layer, "self_attn_layer_norm"),
+        part(layer, "encoder_attn"),
+        part(layer, "encoder_attn_layer_norm"),
+        layer,
+        part(layer, "final_layer_norm"),
+    )
 
 
 def _linear(owner: Any, *names: str) -> nn.Linear:

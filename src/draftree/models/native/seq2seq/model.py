@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -56,8 +56,10 @@ class SourceEncoder:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        found = [*self.encoder.parameters()]
-        return found + [parameter for pair in self.products for linear in pair for parameter in linear.parameters()]
+        return [
+            *self.encoder.parameters(),
+            *(parameter for pair in self.products for linear in pair for parameter in linear.parameters()),
+        ]
 
     @property
     def num_bytes(self) -> int:
@@ -67,9 +69,9 @@ class SourceEncoder:
     @torch.inference_mode()
     def hidden(self, source: Source) -> Tensor:
         """Return the encoder's output, shape (1, length, features)."""
-        given = encoder_input(source, self.device, self.dtype)
-        found: Tensor = self.encoder(given, return_dict=True).last_hidden_state
-        return found
+        inputs = encoder_input(source, self.device, self.dtype)
+        hidden: Tensor = self.encoder(inputs, return_dict=True).last_hidden_state
+        return hidden
 
     @torch.inference_mode()
     def keys_values(self, source: Source, hidden: Tensor) -> NativeSource:
@@ -104,8 +106,8 @@ class NativeEncoderDecoder(NativeModel, SourcedModel[NativeSource]):
 
     @property
     def footprint(self) -> Footprint:
-        own = NativeModel.footprint.fget(self)  # type: ignore[attr-defined]
-        return Footprint(own.weights + self._encoder.num_bytes, own.token, own.logits, own.row)
+        decoder = super().footprint
+        return replace(decoder, weights=decoder.weights + self._encoder.num_bytes)
 
     def _encode(self, source: Source) -> Tensor:
         return self._encoder.hidden(source)
@@ -130,7 +132,7 @@ class NativeEncoderDecoder(NativeModel, SourcedModel[NativeSource]):
     @torch.inference_mode()
     def _pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], layer_range: LayerRange) -> RangeOutput:
         slots, tokens = [kv_slot(job.slot) for job in jobs], [job.tokens for job in jobs]
-        counts, plan = [len(own) for own in tokens], self.blueprint
+        counts, plan = list(map(len, tokens)), self.blueprint
         rows = plan_rows(slots, tokens, nodes, rows_of_chunk=self._decoder.rows_of_chunk(sum(counts)))
         sources = [self._source_of[slot.index] for slot in slots]
         queries = None if self._attended is None else torch.empty(rows.count, plan.heads, plan.head_dim)
