@@ -96,7 +96,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), r"no 'model\.safetensors'"),
     "not JSON": (lambda folder: (folder / "config.json").write_text("{"), "damaged or unreadable"),
     "a list": (lambda folder: (folder / "config.json").write_text("[]"), "hold a JSON object"),
-    "cut weights": (lambda folder: (folder / "model.safetensors").write_bytes(b"123456789"), "damaged: its header"),
+    "cut weights": (lambda folder: (folder / "model.safetensors").write_bytes(b"123456789"), "header too large"),
     "a whole model": (
         lambda folder: (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}'),
         "drafter 'model'",

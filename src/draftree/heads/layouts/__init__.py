@@ -21,7 +21,6 @@ from torch import Tensor
 from draftree.core.errors import ModelLoadError, ModelNotFoundError
 from draftree.core.files import JsonError, read_json
 from draftree.heads.config import HeadConfig
-from draftree.weights.safetensors_file import check_safetensors
 
 
 @final
@@ -252,7 +251,6 @@ class HeadFolder:
     def _safe(self, file: str) -> Iterator[Any]:
         from safetensors import SafetensorError, safe_open
 
-        check_safetensors(self.path / file)
         try:
             with safe_open(self.path / file, framework="pt") as held:
                 yield held

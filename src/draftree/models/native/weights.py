@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from draftree.core.files import MALFORMED, read_json
+from draftree.core.errors import ModelLoadError
 from draftree.models.native.library import RowBlocks
+from draftree.weights.folders import weight_files
 
 MAPS = Path("/proc/self/maps")
 SUFFIX = ".safetensors"
@@ -50,7 +51,6 @@ class FilePages:
         return madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_DONTNEED) == 0
 
 
-WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ROWS = 1024  # number of rows of a weight per comparison task
 
 
@@ -182,13 +182,10 @@ def _candidates(folder: Path) -> dict[str, StoredWeight]:
 
     weights = {}
     try:
-        files = [WHOLE]
-        if not (folder / WHOLE).exists():
-            files = sorted(set(read_json(folder / INDEX)["weight_map"].values()))
-        for name in files:
-            with safe_open(folder / name, framework="pt") as file:
+        for path in weight_files(folder):
+            with safe_open(path, framework="pt") as file:
                 for key in file.keys():  # noqa: SIM118, it is no dictionary
-                    weights[key] = StoredWeight(name, key, tuple(file.get_slice(key).get_shape()))
-    except (OSError, SafetensorError, *MALFORMED):
+                    weights[key] = StoredWeight(path.name, key, tuple(file.get_slice(key).get_shape()))
+    except (OSError, SafetensorError, ModelLoadError):
         return {}
     return weights
