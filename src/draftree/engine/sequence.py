@@ -401,7 +401,7 @@ class WritingSequence:
             is_stop = token in self.controls.stop_ids
             if not is_stop or self.controls.params.include_stop_str_in_output:
                 # one by one: bytes of a token after the end must not reach the text through `finish`
-                self._show("" if self._detokenizer is None else self._detokenizer.push((token,))[0], drafted)
+                self._show("" if self._detokenizer is None else self._detokenizer.push(token), drafted)
             if not self.is_finished and (is_stop or self.room == 0):
                 self._end(FinishReason.STOP if is_stop else FinishReason.LENGTH, drafted)
                 if is_stop and self.stop_reason is None and token not in self.controls.eos_ids:
@@ -418,10 +418,9 @@ class WritingSequence:
             return
         # like stop tokens, stop strings end the text only after the first `min_tokens` tokens
         may_end = self.history.num_output_tokens > self.controls.params.min_tokens
-        state = self._stop.push(text, may_end=may_end)
-        self._add(state.text, drafted)
-        if state.matched is not None:
-            self.finish_reason, self.stop_reason = FinishReason.STOP, state.matched
+        self._add(self._stop.push(text, may_end=may_end), drafted)
+        if self._stop.matched is not None:
+            self.finish_reason, self.stop_reason = FinishReason.STOP, self._stop.matched
 
     def _end(self, reason: FinishReason, drafted: bool) -> None:
         rest = "" if self._detokenizer is None else self._detokenizer.finish()

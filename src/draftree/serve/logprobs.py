@@ -115,7 +115,7 @@ class TokenStarts:
         self._held = [None] * len(self._held)
         for place, token_id in enumerate(ids):
             starts.append(len(self.text) + detokenizer.num_held_before(token_id))
-            (piece,) = detokenizer.push((token_id,))
+            piece = detokenizer.push(token_id)
             self._read(piece, starts)
             if not piece and not detokenizer.skips(token_id):
                 self._held.append(place)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from draftree.core.errors import InvalidRequestError
 from draftree.text.tokenizer import Tokenizer
 
 
 class Detokenizer:
-    """Converts the tokens of one sequence into pieces of text that never change afterwards.
+    """Converts the tokens of one sequence into pieces of text that never change.
 
     The pieces joined with the result of `finish` equal `tokenizer.decode` of all ids. With a byte-fallback
     tokenizer (Llama 2) a run of byte tokens, the line break <0x0A> included, is held back until another token follows.
@@ -44,16 +43,21 @@ class Detokenizer:
         self._follows_joined = False
         self._skipped = scheme.skipped
         self._stream = scheme.open()
-        self._finished = False
         before = [i for i in prompt_ids[-self.NUM_PROMPT_IDS :] if i not in self._skipped]
         if before:
             self._stream.follow(before)
 
-    def push(self, token_ids: Iterable[int]) -> list[str]:
-        """Return one piece per token: the text that it completed, "" while a character is incomplete."""
-        assert not self._finished, "push after finish"
-        skipped, push = self._skipped, self._stream.push if not self._joined else self._push_joined
-        return ["" if token_id in skipped else push(token_id) for token_id in token_ids]
+    def push(self, token_id: int) -> str:
+        """Return the text that a token completes: "" while a character is incomplete."""
+        if token_id in self._skipped:
+            return ""
+        piece = self._stream.push(token_id)
+        if self._joined:
+            token = self._joined.get(token_id)
+            if token is not None and self._follows_joined:
+                piece = token
+            self._follows_joined = token is not None
+        return piece
 
     def num_held_before(self, token_id: int) -> int:
         """Return the number of characters that are held back and precede the text of the next token."""
@@ -63,27 +67,9 @@ class Detokenizer:
         """Return whether a token has no text because it is special."""
         return token_id in self._skipped
 
-    def _push_joined(self, token_id: int) -> str:
-        piece, token = self._stream.push(token_id), self._joined.get(token_id)
-        if token is not None and self._follows_joined:
-            piece = token
-        self._follows_joined = token is not None
-        return piece
-
     def finish(self) -> str:
-        """Return the remaining text; bytes that form no character become U+FFFD."""
-        assert not self._finished, "finish is called once"
-        self._finished = True
+        """Return the remaining text; bytes that form no character become U+FFFD. Nothing is pushed afterwards."""
         return self._stream.finish()
-
-
-@dataclass(frozen=True, slots=True)
-class StopState:
-    """The result of pushing pieces of text."""
-
-    text: str  # text that may be shown now, after everything that was shown before
-    matched: str | None  # the stop string that was found; None if generation continues
-    num_pieces: int  # pieces read, including the one that completed the stop string; later tokens are dropped
 
 
 class StopChecker:
@@ -94,64 +80,40 @@ class StopChecker:
     for each stop string.
 
     Args:
-        stop: the stop strings; may be empty.
         include_in_output: end the text after the stop string instead of before it.
     """
 
     def __init__(self, stop: Sequence[str], *, include_in_output: bool) -> None:
-        if isinstance(stop, str):
-            raise InvalidRequestError(f"Stop strings must be a list, but got the text {stop!r}: write [{stop!r}].")
-        for entry in stop:
-            if not isinstance(entry, str) or not entry:
-                raise InvalidRequestError(f"A stop string must be text of one character or more, but got {entry!r}.")
         self._include = include_in_output
         self._searches = [_Search(entry) for entry in dict.fromkeys(stop)]
         self._held = ""
-        self._matched: str | None = None
-
-    @property
-    def matched(self) -> str | None:
+        self.matched: str | None = None
         """The stop string that ended the text, if one did."""
-        return self._matched
 
-    def push(self, piece: str, *, may_end: bool = True) -> StopState:
-        """Read the next piece.
+    def push(self, piece: str, *, may_end: bool = True) -> str:
+        """Read the next piece, and return the text that may be shown now.
 
         Args:
             may_end: False if no match may end in this piece; a match that begins here may end in a later piece.
         """
-        return self.push_all((piece,), may_end=may_end)
-
-    def push_all(self, pieces: Iterable[str], *, may_end: bool = True) -> StopState:
-        """Read pieces in order, up to the one that completes a stop string; `may_end` as for `push`."""
-        assert self._matched is None, "push after a match"
-        shown: list[str] = []
-        num_pieces = 0
-        for piece in pieces:
-            num_pieces += 1
-            shown.append(self._read(piece, may_end=may_end))
-            if self._matched is not None:
-                break
-        return StopState("".join(shown), self._matched, num_pieces)
-
-    def flush(self) -> str:
-        """Return the held-back text when the sequence ends without a stop string."""
-        held, self._held = self._held, ""
-        return held
-
-    def _read(self, piece: str, *, may_end: bool) -> str:
+        assert self.matched is None, "push after a match"
         if not self._searches:
             return piece
         text = self._held + piece
         for end, character in enumerate(piece, start=len(self._held) + 1):
             completed = [search.stop for search in self._searches if search.advance(character)]
             if completed and may_end:
-                self._matched = max(completed, key=len)
+                self.matched = max(completed, key=len)
                 self._held = ""
-                return text[: end if self._include else end - len(self._matched)]
+                return text[: end if self._include else end - len(self.matched)]
         num_held = 0 if self._include else max(search.num_matched for search in self._searches)
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held]
+
+    def flush(self) -> str:
+        """Return the held-back text when the sequence ends without a stop string."""
+        held, self._held = self._held, ""
+        return held
 
 
 class _Search:

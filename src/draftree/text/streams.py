@@ -89,19 +89,7 @@ class ByteFallbackStream(TextStream):
         self._strip_left = decoding.strip_count
         self._run = bytearray()
 
-    @classmethod
-    def opener(cls, tokens: Mapping[int, str], decoding: FallbackDecoding) -> Callable[[], TextStream]:
-        """Return an opener of streams that share one table of ids."""
-
-        @cache
-        def part_of(token_id: int) -> str | int | None:
-            token = tokens.get(token_id)
-            return None if token is None else decoding.part_of(token)
-
-        return lambda: cls(part_of, decoding)
-
     def push(self, token_id: int) -> str:
-        """Return the run of bytes that this token ends, and its own text."""
         part = self._part_of(token_id)
         if part is None:
             return ""
@@ -118,7 +106,6 @@ class ByteFallbackStream(TextStream):
         return len(self._run) if isinstance(part, int) else len(_text_of(self._run))
 
     def finish(self) -> str:
-        """Return the run of bytes at the end of the sequence."""
         return self._stripped(self._end_run())
 
     def follow(self, ids: Sequence[int]) -> None:
@@ -164,18 +151,7 @@ class ByteLevelStream(TextStream):
         self._bytes_of = bytes_of
         self._reader = codecs.getincrementaldecoder("utf-8")("replace")
 
-    @classmethod
-    def opener(cls, tokens: Mapping[int, str]) -> Callable[[], TextStream]:
-        """Return an opener of streams that share one table of ids."""
-
-        @cache
-        def bytes_of(token_id: int) -> bytes:
-            return byte_level_bytes(tokens.get(token_id, ""))
-
-        return lambda: cls(bytes_of)
-
     def push(self, token_id: int) -> str:
-        """Return the characters whose last byte is in this token."""
         return self._reader.decode(self._bytes_of(token_id))
 
     def num_held_before(self, token_id: int) -> int:
@@ -184,7 +160,6 @@ class ByteLevelStream(TextStream):
         return int(bool(before) and _breaks(before, self._bytes_of(token_id)))
 
     def finish(self) -> str:
-        """Return U+FFFD if the last character is incomplete."""
         return self._reader.decode(b"", final=True)
 
     def follow(self, ids: Sequence[int]) -> None:
@@ -223,18 +198,12 @@ class WindowStream(TextStream):
 
     def __init__(self, decode: Decode, byte_ids: frozenset[int]) -> None:
         self._decode = decode
-        self._byte_ids = byte_ids
+        self._byte_ids = byte_ids  # the tokens <0x00> to <0xFF>
         self._window: list[int] = []
         self._shown = ""  # the part of the window's text that was returned
         self._slide_beyond = 2 * self.CONTEXT
 
-    @classmethod
-    def opener(cls, decode: Decode, byte_ids: frozenset[int]) -> Callable[[], TextStream]:
-        """Return an opener of streams over this decoding; `byte_ids` are the tokens <0x00> to <0xFF>."""
-        return lambda: cls(decode, byte_ids)
-
     def push(self, token_id: int) -> str:
-        """Return the new text of the window, without the end that may still change."""
         self._window.append(token_id)
         if token_id in self._byte_ids:
             return ""  # as in ByteFallbackStream: a run has text only at its end
@@ -254,11 +223,9 @@ class WindowStream(TextStream):
         return len(held.rstrip(BROKEN) if token_id in self._byte_ids else held)
 
     def finish(self) -> str:
-        """Return the rest of the window's text."""
         return text_after(self._shown, self._decode(self._window)) if self._window else ""
 
     def follow(self, ids: Sequence[int]) -> None:
-        """Fill the window with these ids."""
         self._window = list(ids[-self.CONTEXT :])
         self._shown = self._decode(self._window) if self._window else ""
 
@@ -286,16 +253,13 @@ class WithheldStream(TextStream):
         self._ids: list[int] = []
 
     def push(self, token_id: int) -> str:
-        """Store the id; returns no text."""
         self._ids.append(token_id)
         return ""
 
     def num_held_before(self, token_id: int) -> int:
-        """Return the length of the text so far."""
         return len(self._text())
 
     def finish(self) -> str:
-        """Return the whole text."""
         return self._text()
 
     def _text(self) -> str:
@@ -304,16 +268,8 @@ class WithheldStream(TextStream):
         return text_after(self._decode(self._before), self._decode(self._before + self._ids))
 
     def follow(self, ids: Sequence[int]) -> None:
-        """Set the ids whose text precedes the returned text."""
         self._before = list(ids)
 
-
-# The choice of an incremental detokenization scheme for a tokenizer.
-#
-# Almost every causal language model has a byte-level or a byte-fallback tokenizer. For these a table of the bytes of
-# each id gives the text without calling the tokenizer. Any other tokenizer decodes a short window of ids at a time. A
-# scheme is used only if it reproduces the tokenizer's own decoding of a fixed set of random id sequences; if none does,
-# the text is withheld until it is complete.
 
 logger = logging.getLogger(__name__)
 
@@ -345,10 +301,14 @@ def choose_scheme(decode: Decode, tokens: Mapping[int, str], *, skipped: frozens
     byte_ids = frozenset(
         i for i, token in tokens.items() if token.startswith("<0x") and byte_of_name(token) is not None
     )
-    candidates = [WindowStream.opener(decode, byte_ids)]
-    mirrored = _mirror(_decoder_steps(decoder), tokens)
-    if mirrored is not None:
-        candidates.insert(0, mirrored)
+    candidates: list[Callable[[], TextStream]] = [partial(WindowStream, decode, byte_ids)]
+    steps = _decoder_steps(decoder)
+    if _is_byte_level(steps):
+        bytes_of = cache(lambda token_id: byte_level_bytes(tokens.get(token_id, "")))
+        candidates.insert(0, partial(ByteLevelStream, bytes_of))
+    elif decoding := _fallback_decoding(steps):
+        part_of = cache(lambda token_id: decoding.part_of(tokens[token_id]) if token_id in tokens else None)
+        candidates.insert(0, partial(ByteFallbackStream, part_of, decoding))
     checks = [(ids, decode(ids)) for ids in _check_sequences(tokens, byte_ids, skipped)]
     for opener in candidates:
         scheme = TextScheme(opener, skipped)
@@ -356,14 +316,6 @@ def choose_scheme(decode: Decode, tokens: Mapping[int, str], *, skipped: frozens
             return scheme
     logger.warning("the text of this tokenizer cannot be streamed: each text is returned when its sequence is complete")
     return TextScheme(partial(WithheldStream, decode), frozenset(), streams=False)
-
-
-def _mirror(steps: Sequence[dict[str, Any]], tokens: Mapping[int, str]) -> Callable[[], TextStream] | None:
-    """Return an opener of streams equivalent to these decoder steps; None if they are of an unknown kind."""
-    if _is_byte_level(steps):
-        return ByteLevelStream.opener(tokens)
-    decoding = _fallback_decoding(steps)
-    return None if decoding is None else ByteFallbackStream.opener(tokens, decoding)
 
 
 def bytes_by_token(decoder: Any) -> Callable[[str], bytes] | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, Set, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, Set, ValuesView
 from contextvars import ContextVar
 from datetime import datetime
 from functools import lru_cache, wraps
@@ -53,34 +53,9 @@ TAKES_WIDTH = re.compile(r"%[^a-zA-Z%]*\*|\{[^{}]*\{")
 """A format whose width is an argument."""
 ANY_NUMBER = frozenset({"default", "d", "int", "float", "select", "reject", "selectattr", "rejectattr", "map", "attr"})
 """Filters whose numeric arguments are values, not sizes."""
-WRITES_OUT = frozenset(
-    [
-        "capitalize",
-        "center",
-        "e",
-        "escape",
-        "filesizeformat",
-        "forceescape",
-        "format",
-        "indent",
-        "join",
-        "lower",
-        "pprint",
-        "replace",
-        "safe",
-        "string",
-        "striptags",
-        "title",
-        "tojson",
-        "trim",
-        "truncate",
-        "upper",
-        "urlencode",
-        "urlize",
-        "wordcount",
-        "wordwrap",
-        "xmlattr",
-    ]
+WRITES_OUT = frozenset({"capitalize", "center", "e", "escape", "filesizeformat", "forceescape", "format"}).union(
+    {"indent", "join", "lower", "pprint", "replace", "safe", "string", "striptags", "title", "tojson", "trim"},
+    {"truncate", "upper", "urlencode", "urlize", "wordcount", "wordwrap", "xmlattr"},
 )
 """Filters that convert their value to text first."""
 MULTIPLIES = frozenset({"format", "indent", "replace", "tojson"})
@@ -169,7 +144,7 @@ def cost_of_comparison(operator: str, left: Any, right: Any) -> int:
     return text_size(min(left, right, key=size_of))
 
 
-def cost_of_test(name: str, values: Sequence[Any]) -> int:
+def cost_of_test(name: str, values: Sequence[Any], named: Mapping[str, Any]) -> int:
     """Return the cost of a test; the tested value is the first of `values`."""
     if name in ("lower", "upper"):  # of the value as text
         return text_size(values[0])
@@ -197,9 +172,8 @@ def cost_of_call(called: Any, arguments: Sequence[Any]) -> int:
             _number(number)
     if isinstance(owner, TEXTS):
         return _cost_of_method(name, owner, arguments)
-    if (
-        isinstance(owner, CONTAINERS) or name == "changed"
-    ):  # of a loop: whether the arguments are those of the last step
+    # `changed` of a loop: whether the arguments are those of the last step
+    if isinstance(owner, CONTAINERS) or name == "changed":
         return (1 + len(owner) if isinstance(owner, LISTS) else 1) * text_size(list(arguments))
     return sum(size_of(argument) for argument in arguments if isinstance(argument, (*LISTS, Mapping, range)))
 
@@ -234,7 +208,8 @@ def cost_of_filter(name: str, values: Sequence[Any], named: Mapping[str, Any]) -
         return _cost_of_join(value, arguments[0] if arguments else "")
     if name == "format" and isinstance(value, str):
         return cost_of_format(value, arguments)
-    if name == "sum" and any(not isinstance(one, int | float) for one in [*values[2:], *_given(named, "start")]):
+    start = [*values[2:], *([named["start"]] if "start" in named else [])]
+    if name == "sum" and not all(isinstance(number, int | float) for number in start):
         raise LimitError("it sums values that are not numbers")
     if name in COMPARES:
         return text_size(value) * (1 + len(value).bit_length() if isinstance(value, CONTAINERS) else 1)
@@ -253,10 +228,6 @@ def _cost_of_replace(text: Any, arguments: Sequence[Any]) -> int:
 def _cost_of_join(values: Any, between: Any) -> int:
     gap = len(between) if isinstance(between, TEXTS) else 1
     return text_size(values) + gap * (len(values) if hasattr(values, "__len__") else 1)
-
-
-def _given(named: Mapping[str, Any], name: str) -> list[Any]:
-    return [named[name]] if name in named else []
 
 
 def _numbers(values: Sequence[Any]) -> list[int]:
@@ -294,15 +265,10 @@ class TemplateStoppedError(TemplateRuntimeError):
     """A template was stopped because it exceeded its budget."""
 
 
-def render_chat(
-    template: str,
-    conversation: Conversation,
-    *,
-    special_tokens: Mapping[str, Any],
-) -> str:
+def render_chat(template: str, conversation: Conversation, *, special_tokens: Mapping[str, Any]) -> str:
     """Render a conversation to text."""
-    given = [conversation.messages, conversation.tools, dict(conversation.variables)]
-    token = _budget.set(Budget(text_size(given)))
+    values = [conversation.messages, conversation.tools, dict(conversation.variables)]
+    token = _budget.set(Budget(text_size(values)))
     try:
         text: str = _compiled(template).render(
             messages=conversation.messages,
@@ -352,7 +318,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             "namespace": TemplateNamespace,
         }
         self.filters["tojson"] = _to_json
-        self.filters = {name: _paying(name, function) for name, function in self.filters.items()}
+        self.filters = {name: _paying(name, function, cost_of_filter) for name, function in self.filters.items()}
         self.filters |= {
             "_counted": Counted,
             "_joined": self._joined,
@@ -361,7 +327,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             "_hashed": _hashed,
             "_begun": _begun,
         }
-        self.tests = {name: _paying_test(name, function) for name, function in self.tests.items()}
+        self.tests = {
+            name: _paying(name, function, cost_of_test, is_test=True) for name, function in self.tests.items()
+        }
 
     def _parse(self, source: str, name: Any, filename: Any) -> nodes.Template:
         tree = Counting().visit(super()._parse(source, name, filename))
@@ -370,11 +338,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def concat(self, pieces: Iterable[str]) -> str:
         """Join output; called by compiled templates."""
-        found = []
+        charged = []
         for piece in pieces:
             pay(1 + len(piece))
-            found.append(piece)
-        return "".join(found)
+            charged.append(piece)
+        return "".join(charged)
 
     def _joined(self, pieces: Iterable[Any]) -> str:
         return self.concat(str(_written(piece)) for piece in pieces)
@@ -419,23 +387,14 @@ class Counting(NodeTransformer):
         node.iter = _filtered(node.iter, "_counted", step)
         return node
 
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Macro:  # noqa: N802, by the node
-        """Charge every call."""
-        return self._charging_body(node)
-
-    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.CallBlock:  # noqa: N802, by the node
-        """Charge every call of `caller`."""
-        return self._charging_body(node)
-
-    def visit_Block(self, node: nodes.Block) -> nodes.Block:  # noqa: N802, by the node
-        """Charge every rendering, since a block can render itself again."""
-        return self._charging_body(node)
-
     def _charging_body(self, node: Any) -> Any:
         count = nodes.Const(_num_nodes(node), lineno=node.lineno)
         self.generic_visit(node)
         node.body.insert(0, nodes.ExprStmt(_filtered(count, "_begun"), lineno=node.lineno))
         return node
+
+    # every call of a macro or of `caller`, and every rendering of a block, which can render itself again
+    visit_Macro = visit_CallBlock = visit_Block = _charging_body  # noqa: N815, by the nodes
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Filter:  # noqa: N802, by the node
         """Charge a comparison, or a chain of them, whose operands are then all evaluated."""
@@ -483,22 +442,19 @@ class Generation(Extension):
     tags = {"generation"}  # noqa: RUF012, as jinja2 declares it
 
     def parse(self, parser: Any) -> list[nodes.Node]:
-        """Return the statements inside the tag."""
         next(parser.stream)
-        found: list[nodes.Node] = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return found
+        statements: list[nodes.Node] = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return statements
 
 
 class TemplateDict:
     """`dict` for templates, without the attributes of the type."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        """Return `dict(...)`."""
         pay(text_size([*args, kwargs]))
         return dict(*args, **kwargs)
 
     def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        """Return `dict.fromkeys(...)`."""
         pay(text_size(args))
         return dict.fromkeys(*args)
 
@@ -577,26 +533,19 @@ def _charged(value: Any) -> Any:
     return value
 
 
-def _paying(name: str, function: Any) -> Any:
-    @wraps(function)  # keeps the marker of filters whose first argument is the context
+def _paying(name: str, function: Any, cost_of: Callable[..., int], *, is_test: bool = False) -> Any:
+    first = 1 if hasattr(function, "jinja_pass_arg") else 0
+
+    @wraps(function)  # keeps the marker of functions whose first argument is the context or the environment
     def paid(*args: Any, **kwargs: Any) -> Any:
-        first = 1 if hasattr(function, "jinja_pass_arg") else 0
-        if len(args) > first:
-            args = (*args[:first], _iterated(name, args[first]), *args[first + 1 :])
-        pay(1 + cost_of_filter(name, args[first:], kwargs))
-        return _charged(function(*args, **kwargs))
-
-    return paid
-
-
-def _paying_test(name: str, function: Any) -> Any:
-    @wraps(function)  # keeps the marker of tests whose first argument is the environment
-    def paid(*args: Any) -> Any:
-        first = 1 if hasattr(function, "jinja_pass_arg") else 0
-        if name == "in" and len(args) > 1:
-            args = (args[0], _listed(args[1]), *args[2:])
-        pay(1 + cost_of_test(name, args[first:]))
-        return function(*args)
+        values = list(args[first:])
+        if is_test and name == "in" and len(values) > 1:
+            values[1] = _listed(values[1])
+        elif values and not is_test:
+            values[0] = _iterated(name, values[0])
+        pay(1 + cost_of(name, values, kwargs))
+        result = function(*args[:first], *values, **kwargs)
+        return result if is_test else _charged(result)
 
     return paid
 
@@ -640,11 +589,8 @@ def require_read(conversation: Conversation, template: str, name: str) -> None:
             raise InvalidRequestError(message, param="messages")
     if not conversation.variables:
         return
-    known = frozenset(
-        variable
-        for variable in variables_of(template) - FIXED - set(BoundedEnvironment().globals)
-        if not variable.endswith("_token")
-    )
+    names = variables_of(template) - FIXED - set(BoundedEnvironment().globals)
+    known = [name for name in names if not name.endswith("_token")]
     for variable in conversation.variables:
         if variable not in known:
             hint = suggestion(variable, known) if known else "it reads no such variables"
