@@ -126,7 +126,7 @@ def decoder_of(tokenizer: Tokenizer | None) -> Callable[[Sequence[int]], Decode]
 
     def text_after(prompt: Sequence[int], tokens: Sequence[int]) -> str:
         detokenizer = Detokenizer(tokenizer, skip_special_tokens=True, prompt_ids=prompt)
-        return "".join(detokenizer.push(tokens)) + detokenizer.finish()
+        return "".join(map(detokenizer.push, tokens)) + detokenizer.finish()
 
     return lambda prompt: partial(text_after, prompt)
 

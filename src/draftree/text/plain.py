@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,27 +63,22 @@ class PlainBackend:
     def encode(
         self, text: str, *, add_special_tokens: bool, split_special_tokens: bool = False, verbose: bool = False
     ) -> list[int]:
-        """Encode a text."""
         self.backend_tokenizer.encode_special_tokens = split_special_tokens
         return encoded(self.backend_tokenizer, text, add_special_tokens=add_special_tokens)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
-        """Decode ids without clean-up."""
         return decoded(self.backend_tokenizer, ids, skip_special_tokens=skip_special_tokens)
 
     def get_vocab(self) -> dict[str, int]:
-        """Return ids by token."""
-        found: dict[str, int] = self.backend_tokenizer.get_vocab(with_added_tokens=True)
-        return found
+        vocabulary: dict[str, int] = self.backend_tokenizer.get_vocab(with_added_tokens=True)
+        return vocabulary
 
     @property
     def added_tokens_decoder(self) -> dict[int, Any]:
-        """Added tokens by id."""
         found: dict[int, Any] = self.backend_tokenizer.get_added_tokens_decoder()
         return found
 
     def get_chat_template(self, *, tools: Any = None) -> str:
-        """Return the template; there is one for all conversations."""
         return str(self.chat_template)
 
     def apply_chat_template(
@@ -96,12 +90,10 @@ class PlainBackend:
         tools: list[dict[str, Any]] | None = None,
         **variables: Any,
     ) -> str:
-        """Render a conversation to text."""
         conversation = Conversation(messages, tools, variables, add_generation_prompt)
         return self.rendered(conversation) if self._facts.renders else chat_text(self._full(), conversation)
 
     def rendered(self, conversation: Conversation) -> str:
-        """Render a conversation by the template alone."""
         from draftree.text.chat.templates import render_chat
 
         return render_chat(str(self.chat_template), conversation, special_tokens=self._facts.tokens)
@@ -155,26 +147,23 @@ def _are_alike(ours: PlainBackend, theirs: Any) -> bool:
 def _render_alike(ours: PlainBackend, theirs: Any) -> bool:
     from draftree.text.chat.templates import TemplateStoppedError
 
+    def text_or_none(render: Callable[..., str], *args: Any, **options: Any) -> str | None:
+        try:
+            return render(*args, **options)
+        except TemplateStoppedError:
+            raise
+        except Exception:  # a template is a program of the model's author and may raise anything
+            return None
+
     first, answer = {"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": " 4 \n"}
     system = {"role": "system", "content": "Be <brief> & 'kind'."}
-    wanted = partial(theirs.apply_chat_template, tokenize=False)
-    for messages in ([first], [system, first], [first, answer, first], [system, first, answer]):
-        for opens in (True, False):
-            try:
-                found = _text_or_none(partial(ours.rendered, Conversation(messages, add_generation_prompt=opens)))
-            except TemplateStoppedError:
-                return False  # transformers would not stop
-            if found != _text_or_none(partial(wanted, messages, add_generation_prompt=opens)):
-                return False
-    return True
-
-
-def _text_or_none(render: Callable[[], str]) -> str | None:
-    from draftree.text.chat.templates import TemplateStoppedError
-
+    conversations = ([first], [system, first], [first, answer, first], [system, first, answer])
     try:
-        return render()
+        return all(
+            text_or_none(ours.rendered, Conversation(messages, add_generation_prompt=opens))
+            == text_or_none(theirs.apply_chat_template, messages, tokenize=False, add_generation_prompt=opens)
+            for messages in conversations
+            for opens in (True, False)
+        )
     except TemplateStoppedError:
-        raise
-    except Exception:  # a template is a program of the model's author and may raise anything
-        return None
+        return False  # transformers would not stop

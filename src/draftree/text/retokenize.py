@@ -11,15 +11,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 from draftree.core.errors import VocabularyMismatchError
 from draftree.text.streams import byte_of_name
 from draftree.text.tokenizer import Tokenizer
-
-# A tokenizer as a table of bytes: the bytes of each id inside a text, and the id of given bytes.
-#
-# The only thing that two tokenizers share is the text. Text is bytes here, not characters, since a token may end inside
-# a character.
 
 SPACE = b" "
 NUM_CHECKS, CHECK_LENGTH = 16, 64
@@ -28,7 +24,11 @@ NUM_CHECKS, CHECK_LENGTH = 16, 64
 
 @dataclass(frozen=True)
 class Lexicon:
-    """The properties of a tokenizer that are needed to translate text into or out of it."""
+    """The properties of a tokenizer that are needed to translate text into or out of it.
+
+    The only thing that two tokenizers share is the text. Text is bytes here, not characters, since a token may end
+    inside a character.
+    """
 
     name: str  # name of the tokenizer, for error messages
     # bytes of each id inside a text; None for special tokens and ids without a token
@@ -45,11 +45,11 @@ class Lexicon:
     @cached_property
     def ids_of(self) -> dict[bytes, int]:
         """Ids by their bytes; among several, one that is not a named byte, then the lowest."""
-        found: dict[bytes, int] = {}
+        ids: dict[bytes, int] = {}
         for token_id, data in enumerate(self.bytes_of):
-            if data and (data not in found or (found[data] in self.byte_ids and token_id not in self.byte_ids)):
-                found[data] = token_id
-        return found
+            if data and (data not in ids or (ids[data] in self.byte_ids and token_id not in self.byte_ids)):
+                ids[data] = token_id
+        return ids
 
     @cached_property
     def _longest(self) -> int:
@@ -80,7 +80,6 @@ class Lexicon:
         """Encode bytes as the tokenizer splits text; bytes that are not valid UTF-8 are spelled.
 
         Args:
-            data: any bytes.
             begins: whether a text begins here: many tokenizers add a space there, which does not belong inside a text.
         """
         ids: list[int] = []
@@ -106,7 +105,7 @@ def lexicon_of(tokenizer: Tokenizer) -> Lexicon:
     special = tokenizer.special_ids
     probe = next((i for i, data in enumerate(bytes_of) if data and data.startswith(SPACE) and data.strip()), None)
     stripped = probe is not None and tokenizer.decode([probe], True).encode() == (bytes_of[probe] or b"")[1:]
-    mute = {tokenizer.bos_token_id, *tokenizer.ignored_ids} - {tokenizer.eos_token_id, None}
+    mute = (tokenizer.ignored_ids | {tokenizer.bos_token_id}) - {tokenizer.eos_token_id}
     return Lexicon(
         name=tokenizer.name,
         bytes_of=tuple(bytes_of),
@@ -253,16 +252,12 @@ class Rereading:
         new = self._own.read(window, begins=False)
         if self._own.text_of(new) != window:
             return None  # the tokenizer does not preserve its input
-        cut: dict[int, int] = {}
-        place = 0
-        for number, token_id in enumerate(new):
-            place += len(self._own.token_bytes(token_id) or b"")
-            cut[place] = number
-        place = 0
-        for number, token_id in enumerate(old):
-            place += len(self._own.token_bytes(token_id) or b"")
+        ends = accumulate(len(self._own.token_bytes(token_id) or b"") for token_id in new)
+        cut = {place: number for number, place in enumerate(ends)}
+        ends = accumulate(len(self._own.token_bytes(token_id) or b"") for token_id in old)
+        for number, place in enumerate(ends):
             there = cut.get(place)
-            if there is not None and new[there] == token_id:
+            if there is not None and new[there] == old[number]:
                 return first + number + 1, new[there + 1 :]
         return None
 
@@ -274,12 +269,8 @@ class Rereading:
         return first + same
 
 
-# The tokens that two vocabularies share, and translation of text between them.
-#
 # Sources: intersection of vocabularies: Timor et al., arXiv 2502.05202, algorithm 4 (token-level intersection); drafts
 # as strings: the same, algorithm 2 (string-level exact match).
-
-"""Tokens before a draft that are encoded together with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,12 +287,7 @@ class CommonTokens:
 
 
 def common_tokens(target: Lexicon, draft: Lexicon, *, target_size: int, draft_size: int) -> CommonTokens:
-    """Return the intersection of two vocabularies.
-
-    Args:
-        target_size: width of the target's logits; larger ids are left out.
-        draft_size: width of the drafter's logits; larger ids are left out.
-    """
+    """Return the intersection of two vocabularies; ids beyond the widths of the models' logits are left out."""
     pairs = {target.ids_of[data]: i for data, i in draft.ids_of.items() if data in target.ids_of}
     pairs |= {target.specials[name]: i for name, i in draft.specials.items() if name in target.specials}
     if target.eos_id is not None and draft.eos_id is not None:
@@ -323,17 +309,15 @@ def read_specials(target: Lexicon, draft: Lexicon) -> Mapping[int, bytes | tuple
     The end-of-text token maps to the drafter's; a token of the same name maps to itself; padding and the begin-of-text
     token map to nothing; any other special token is read as its written form.
     """
-    found: dict[int, bytes | tuple[int, ...]] = {}
+    meant: dict[int, bytes | tuple[int, ...]] = {}
     for name, token_id in target.specials.items():
         if token_id == target.eos_id and draft.eos_id is not None:
-            found[token_id] = (draft.eos_id,)
+            meant[token_id] = (draft.eos_id,)
         elif token_id in target.ignored_ids:
-            found[token_id] = ()
-        elif name in draft.specials:
-            found[token_id] = (draft.specials[name],)
+            meant[token_id] = ()
         else:
-            found[token_id] = name.encode("utf-8")
-    return found
+            meant[token_id] = (draft.specials[name],) if name in draft.specials else name.encode("utf-8")
+    return meant
 
 
 def encode_continuation(lexicon: Lexicon, before: Sequence[int], data: bytes) -> list[int]:
@@ -406,11 +390,8 @@ def compare_vocabularies(target: Sequence[str], draft: Sequence[str]) -> Vocabul
     they are padding: without a token ("") or with a name like <pad>, [PAD7], <unused3>, <|reserved_special_token_0|>.
     """
     size = min(len(target), len(draft))
-    differences: list[TokenDifference] = []
-    if list(target[:size]) != list(draft[:size]):
-        differences += [
-            TokenDifference(i, target[i] or None, draft[i] or None) for i in range(size) if target[i] != draft[i]
-        ]
+    differing = [] if list(target[:size]) == list(draft[:size]) else [i for i in range(size) if target[i] != draft[i]]
+    differences = [TokenDifference(i, target[i] or None, draft[i] or None) for i in differing]
     differences += [TokenDifference(i, target[i], None) for i in range(size, len(target)) if not _is_padding(target[i])]
     differences += [TokenDifference(i, None, draft[i]) for i in range(size, len(draft)) if not _is_padding(draft[i])]
     return VocabularyComparison(not differences, tuple(differences[:NUM_DIFFERENCES]), len(target), len(draft))

@@ -99,8 +99,11 @@ class Tokenizer:
                 f"A prompt must be text, but this one is of type {type(text).__name__}: pass a str."
             )
         require_unicode(text, "The prompt")
+        return self._encode(text, add_special_tokens=add_special_tokens)
+
+    def _encode(self, text: str, **options: bool) -> list[int]:
         with self._lock, self._working("encode this text"):
-            return [int(i) for i in self._backend.encode(text, add_special_tokens=add_special_tokens, verbose=False)]
+            return [int(i) for i in self._backend.encode(text, verbose=False, **options)]
 
     def require_fit(self, text: str, most: int) -> None:
         """Raise if a text clearly has too many tokens. Unlike `encode`, this takes time for that many tokens only.
@@ -132,9 +135,7 @@ class Tokenizer:
 
     def encode_literally(self, text: str) -> list[int]:
         """Encode plain text: a special token such as </s> in it is spelled."""
-        with self._lock, self._working("encode this text"):
-            ids = self._backend.encode(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
-            return [int(i) for i in ids]
+        return self._encode(text, add_special_tokens=False, split_special_tokens=True)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool) -> str:
         """Decode token ids exactly; bytes that form no character become U+FFFD."""
@@ -224,7 +225,7 @@ class Tokenizer:
     @property
     def chat_template(self) -> str | None:
         """The source of the chat template; of several, the one for tools. None if there is none."""
-        return _template_of(self._backend, tools=[{}]) if self.has_chat_template else None
+        return str(self._backend.get_chat_template(tools=[{}])) if self.has_chat_template else None
 
     @property
     def template_variables(self) -> frozenset[str]:
@@ -281,10 +282,8 @@ class Tokenizer:
 
     @cached_property
     def _tokens(self) -> dict[int, str]:
-        tokens = {int(i): token for token, i in self._backend.get_vocab().items()}
         # an id may occur twice: decoding prefers the added tokens
-        tokens.update(self.added_tokens)
-        return tokens
+        return {int(i): token for token, i in self._backend.get_vocab().items()} | self.added_tokens
 
     def vocabulary(self) -> list[str]:
         """Return the written form of every token by id, added tokens included; "" for an id without a token."""
@@ -353,13 +352,8 @@ def _whole_text(backend: Any, conversation: Conversation) -> str:
     # imported here, since few programs need jinja2
     from draftree.text.chat.templates import render_chat
 
-    template = _template_of(backend, tools=conversation.tools)
+    template = backend.get_chat_template(tools=conversation.tools)
     return render_chat(template, conversation, special_tokens=backend.special_tokens_map)
-
-
-def _template_of(backend: Any, *, tools: Any) -> str:
-    template: str = backend.get_chat_template(tools=tools)
-    return template
 
 
 def _holds(folder: Path, patterns: Iterable[str]) -> bool:

@@ -44,7 +44,7 @@ class Conversation:
         return [text for text in self._others() if not _is_free(text)]
 
     def _others(self) -> Iterator[str]:
-        rest = [_without(message, "role", "content") for message in self.messages]
+        rest = [{key: value for key, value in message.items() if key not in MESSAGE_KEYS} for message in self.messages]
         return _texts([rest, self.tools, dict(self.variables)])
 
     def changed(
@@ -69,18 +69,13 @@ class Conversation:
         )
 
 
-def _without(message: Mapping[str, Any], *keys: str) -> dict[str, Any]:
-    return {key: value for key, value in message.items() if key not in keys}
-
-
 def _changed_message(
     message: Mapping[str, Any], change: Callable[[str], str], selected: Callable[[str], str]
 ) -> dict[str, Any]:
-    made = {key: _changed(value, selected) for key, value in _without(message, "role", "content").items()}
-    made = {key: made.get(key, value) for key, value in message.items()}
+    changed = {key: value if key in MESSAGE_KEYS else _changed(value, selected) for key, value in message.items()}
     if isinstance(message.get("content"), str):
-        made["content"] = change(message["content"])
-    return made
+        changed["content"] = change(message["content"])
+    return changed
 
 
 def _is_free(text: str) -> bool:
@@ -91,20 +86,20 @@ def _texts(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for key, one in value.items():
+        for key, part in value.items():
             yield key
-            yield from _texts(one)
+            yield from _texts(part)
     elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _texts(one)
+        for part in value:
+            yield from _texts(part)
 
 
 def _changed(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {change(key): _changed(one, change) for key, one in value.items()}
-    return [_changed(one, change) for one in value] if isinstance(value, list | tuple) else value
+        return {change(key): _changed(part, change) for key, part in value.items()}
+    return [_changed(part, change) for part in value] if isinstance(value, list | tuple) else value
 
 
 Messages = Sequence[Mapping[str, Any]]
@@ -222,19 +217,19 @@ def _check_calls(message: Mapping[str, Any], place: str) -> None:
 
 def _arguments(value: object, place: str) -> dict[str, Any] | str:
     """Return the arguments of a call: an object, or text that is none."""
-    found = value
+    parsed = value
     if isinstance(value, str):
         require_unicode(value, f'"arguments" of {place}')
         try:
-            found = json.loads(value) if value.strip() else {}
+            parsed = json.loads(value) if value.strip() else {}
         except (ValueError, RecursionError):
             return value
-    if not isinstance(found, Mapping):
-        if isinstance(value, str):
-            return value
-        raise InvalidRequestError(f'"arguments" of {place} must be the JSON text of an object, such as "{{}}".')
-    _require_plain(found, f'"arguments" of {place}')
-    return dict(found)
+    if isinstance(parsed, Mapping):
+        _require_plain(parsed, f'"arguments" of {place}')
+        return dict(parsed)
+    if isinstance(value, str):
+        return value
+    raise InvalidRequestError(f'"arguments" of {place} must be the JSON text of an object, such as "{{}}".')
 
 
 def _template_message(message: Mapping[str, Any]) -> dict[str, Any]:
