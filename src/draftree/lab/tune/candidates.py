@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -44,31 +45,25 @@ PLAIN = Candidate(NO_DRAFT)
 
 def own_candidates(specs: Sequence[str]) -> list[Candidate]:
     """Return the drafters that the user names (`DRAFT` or `DRAFT@PLAN`), each alone and merged with `suffix`."""
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     for spec in specs:
         draft, _, plan = spec.partition("@")
         if draft in (NO_DRAFT, AUTO_DRAFT):
             raise ConfigurationError(f"draft '{spec}' is no drafter to measure: plain decoding is always measured")
         choose_methods(draft, VERIFY, plan or None)
-        found.append(Candidate(draft, plan or None))
-        if MERGED not in parts_of(draft):
-            found.append(Candidate(f"{draft}+{MERGED}", plan or None))
-    return list(dict.fromkeys(found))
+        candidates.append(Candidate(draft, plan or None))
+        if MERGED not in {re.split("[,:]", part)[0] for part in draft.split("+")}:
+            candidates.append(Candidate(f"{draft}+{MERGED}", plan or None))
+    return list(dict.fromkeys(candidates))
 
 
 def first_candidates(loaded: LoadedModel, own: Sequence[Candidate]) -> tuple[list[Candidate], dict[str, str]]:
     """Return the drafters to measure first, and those that do not fit to the target, with the reason."""
     trained = [one.draft for one in auto_candidates(loaded)[0] if one.draft.startswith("head:")]
-    listed = [*own, *(Candidate(draft) for draft in (*trained, *WITHOUT_TRAINING))]
-    found: list[Candidate] = []
-    refused: dict[str, str] = {}
-    for candidate in dict.fromkeys(listed):
-        reason = reason_against(candidate, loaded)
-        if reason is None:
-            found.append(candidate)
-        else:
-            refused[candidate.name] = reason
-    return found, refused
+    listed = dict.fromkeys([*own, *(Candidate(draft) for draft in (*trained, *WITHOUT_TRAINING))])
+    reasons = {candidate: reason_against(candidate, loaded) for candidate in listed}
+    refused = {candidate.name: reason for candidate, reason in reasons.items() if reason is not None}
+    return [candidate for candidate, reason in reasons.items() if reason is None], refused
 
 
 def reason_against(candidate: Candidate, loaded: LoadedModel) -> str | None:
@@ -88,14 +83,10 @@ def variants_of(candidate: Candidate, loaded: LoadedModel) -> list[Candidate]:
     """Return the same drafter with other planners, and with other lengths and shapes if its first part runs a model."""
     if candidate.is_plain:
         return []
-    found = [Candidate(candidate.draft, plan) for plan in PLANS] if candidate.plan is None else []
+    variants = [Candidate(candidate.draft, plan) for plan in PLANS] if candidate.plan is None else []
     first, plus, rest = candidate.draft.partition("+")
     has_shape = first.partition(":")[0] in ("head", "model", "early-exit", "layer-skip")
     if has_shape and ",k=" not in first and ",tree=" not in first:
         options = [*(f",k={length}" for length in LENGTHS), *(f",tree={shape}" for shape in SHAPES)]
-        found.extend(Candidate(f"{first}{option}{plus}{rest}", candidate.plan) for option in options)
-    return [one for one in found if reason_against(one, loaded) is None]
-
-
-def parts_of(draft: str) -> list[str]:
-    return [part.partition(",")[0].partition(":")[0] for part in draft.split("+")]
+        variants += [Candidate(f"{first}{option}{plus}{rest}", candidate.plan) for option in options]
+    return [variant for variant in variants if reason_against(variant, loaded) is None]

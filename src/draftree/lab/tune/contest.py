@@ -15,7 +15,7 @@ import logging
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, final
 
@@ -64,169 +64,157 @@ class Standing:
     """
 
     candidate: Candidate
-    texts: int
-    tokens_per_second: float
-    speedup: float
-    median: float
-    low: float
-    high: float
-    acceptance_length: float
-    differing: int
     out: str
+    texts: int = 0
+    tokens_per_second: float = 0.0
+    speedup: float = 0.0
+    median: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    acceptance_length: float = 0.0
+    differing: int = 0
 
 
+@dataclass(slots=True)
 class Contest:
     """Measurements of candidates, and which of them are left. Mutated by `run`.
 
     `samples` are those of an earlier run by cell and candidate, which are not repeated; `keep` is called with every new
     one. With `is_exact`, a candidate whose text differs from plain decoding's is dropped. No text is begun after
     `seconds`.
+
+    Attributes:
+        alive: the candidates that are left.
+        out: why others were dropped, by name.
     """
 
-    def __init__(
-        self,
-        write: Callable[[Candidate, Cell], Sample],
-        cell: Callable[[int], Cell],
-        *,
-        samples: Mapping[tuple[int, str], Sample],
-        keep: Callable[[Cell, Candidate, Sample], None],
-        num_texts: int,
-        is_exact: bool,
-        seconds: float,
-        clock: Clock,
-        finalists: int = FINALISTS,
-        slower: str = "slower",
-    ) -> None:
-        self._finalists = finalists
-        self._slower = slower
-        self._write = write
-        self._cell = cell
-        self._keep = keep
-        self._known = dict(samples)
-        self._samples: dict[str, dict[int, Sample]] = {PLAIN.name: {}}
-        self._candidates: dict[str, Candidate] = {PLAIN.name: PLAIN}
-        self._num_texts = num_texts
-        self._is_exact = is_exact
-        self._clock = clock
-        self._end = clock() + seconds
-        self._next = 0
-        self.alive: list[Candidate] = []
-        self.out: dict[str, str] = {}
+    write: Callable[[Candidate, Cell], Sample]
+    cell: Callable[[int], Cell]
+    _: KW_ONLY
+    samples: Mapping[tuple[int, str], Sample]
+    keep: Callable[[Cell, Candidate, Sample], None]
+    num_texts: int
+    is_exact: bool
+    seconds: float
+    clock: Clock
+    finalists: int = FINALISTS
+    slower: str = "slower"
+    alive: list[Candidate] = field(init=False, default_factory=list)
+    out: dict[str, str] = field(init=False, default_factory=dict)
+    _measured: dict[Candidate, dict[int, Sample]] = field(init=False, default_factory=lambda: {PLAIN: {}})
+    _next: int = field(init=False, default=0)
+    _end: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._end = self.clock() + self.seconds
 
     @property
     def is_over(self) -> bool:
-        return self._clock() >= self._end
+        return self.clock() >= self._end
 
     @property
     def num_samples(self) -> int:
-        return sum(map(len, self._samples.values()))
+        return sum(map(len, self._measured.values()))
 
     def run(self, first: Sequence[Candidate], variants: Callable[[Candidate], Sequence[Candidate]]) -> Iterator[Cell]:
         """Measure; yields after every cell."""
         self.alive = list(first)
         yield from self._halve()
-        known = self._candidates.keys()
-        more = [one for best in self.alive for one in variants(best) if one.name not in known]
+        more = [variant for best in self.alive for variant in variants(best) if variant not in self._measured]
         if more and not self.is_over:
             self.alive += dict.fromkeys(more)
             yield from self._halve()
-        while self.alive and not self.is_over and len(self._common()) < self._num_texts:
+        while self.alive and not self.is_over and self._num_common() < self.num_texts:
             yield self._measure()
 
     def best(self) -> Standing | None:
         """Return the fastest candidate that is left, plain decoding included; None before the first text."""
-        ranked = [self.standing(one) for one in (*self.alive, PLAIN)]
+        ranked = [self.standing(candidate) for candidate in (*self.alive, PLAIN)]
         return max((one for one in ranked if one.texts), key=lambda one: one.speedup, default=None)
 
     def standings(self) -> list[Standing]:
         """Return all measured candidates: those that are left first, then by texts and speed."""
-        found = [self.standing(one) for one in self._candidates.values()]
-        return sorted((one for one in found if one.texts), key=lambda one: (bool(one.out), -one.texts, -one.speedup))
+        ranked = [self.standing(candidate) for candidate in self._measured]
+        return sorted((one for one in ranked if one.texts), key=lambda one: (bool(one.out), -one.texts, -one.speedup))
 
     def standing(self, candidate: Candidate) -> Standing:
-        own = self._samples.get(candidate.name, {})
-        plain = self._samples[PLAIN.name]
-        cells = sorted(own.keys() & plain.keys())
-        if not cells:
-            return Standing(candidate, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, self.out.get(candidate.name, ""))
-        ratios = [plain[cell].seconds_per_token / own[cell].seconds_per_token for cell in cells]
+        out = self.out.get(candidate.name, "")
+        speedups = self._speedups(candidate)
+        if not speedups:
+            return Standing(candidate, out)
+        samples, plain = self._measured[candidate], self._measured[PLAIN]
+        ratios = list(speedups.values())
         low, median, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
         return Standing(
             candidate,
-            len(cells),
-            statistics.median(1 / own[cell].seconds_per_token for cell in cells),
-            geometric_mean(ratios),
-            median,
-            low,
-            high,
-            statistics.fmean(own[cell].acceptance_length for cell in cells),
-            sum(own[cell].text != plain[cell].text for cell in cells),
-            self.out.get(candidate.name, ""),
+            out,
+            texts=len(speedups),
+            tokens_per_second=statistics.median(1 / samples[cell].seconds_per_token for cell in speedups),
+            speedup=statistics.geometric_mean(ratios),
+            median=median,
+            low=low,
+            high=high,
+            acceptance_length=statistics.fmean(samples[cell].acceptance_length for cell in speedups),
+            differing=sum(samples[cell].text != plain[cell].text for cell in speedups),
         )
+
+    def _speedups(self, candidate: Candidate, start: int = 0) -> dict[int, float]:
+        """Return the speed divided by plain decoding's of the same text, by cell from `start` on."""
+        samples, plain = self._measured.get(candidate, {}), self._measured[PLAIN]
+        cells = sorted(cell for cell in samples.keys() & plain.keys() if cell >= start)
+        return {cell: plain[cell].seconds_per_token / samples[cell].seconds_per_token for cell in cells}
 
     def _halve(self) -> Iterator[Cell]:
         """Drop the slower half after each rung, until the finalists are left or the time is over."""
         start = self._next
         size = FIRST_RUNG
-        while len(self.alive) > self._finalists and not self.is_over:
+        while len(self.alive) > self.finalists and not self.is_over:
             for _ in range(size):
                 yield self._measure()
                 if self.is_over:
                     break
-            kept = max(self._finalists, (len(self.alive) + 1) // 2)
-            ranked = sorted(self.alive, key=lambda one: self._score(one, start), reverse=True)
             # the time may end within a rung, and then a candidate may have been measured on few texts
             if self._next - start >= FIRST_RUNG:
-                for one in ranked[kept:]:
-                    self.out[one.name] = f"{self._slower} after {len(self._samples[one.name])} texts"
+                kept = max(self.finalists, (len(self.alive) + 1) // 2)
+                speeds = {
+                    candidate: statistics.geometric_mean(speedups.values()) if speedups else -math.inf
+                    for candidate in self.alive
+                    for speedups in [self._speedups(candidate, start)]
+                }
+                ranked = sorted(self.alive, key=speeds.__getitem__, reverse=True)
+                for candidate in ranked[kept:]:
+                    self.out[candidate.name] = f"{self.slower} after {len(self._measured[candidate])} texts"
                 self.alive = ranked[:kept]
             size *= 2
 
-    def _score(self, candidate: Candidate, start: int) -> float:
-        own = self._samples.get(candidate.name, {})
-        plain = self._samples[PLAIN.name]
-        cells = [cell for cell in own if cell >= start and cell in plain]
-        ratios = [plain[cell].seconds_per_token / own[cell].seconds_per_token for cell in cells]
-        return geometric_mean(ratios) if ratios else -math.inf
-
-    def _common(self) -> set[int]:
-        return set.intersection(*(set(self._samples.get(one.name, {})) for one in (*self.alive, PLAIN)))
+    def _num_common(self) -> int:
+        return len(set.intersection(*(set(self._measured.get(one, ())) for one in (*self.alive, PLAIN))))
 
     def _measure(self) -> Cell:
-        cell = self._cell(self._next)
+        cell = self.cell(self._next)
         self._next += 1
-        turn = [PLAIN, *self.alive]
-        shift = cell.number % len(turn)
-        for candidate in [*turn[shift:], *turn[:shift]]:
-            self._candidates.setdefault(candidate.name, candidate)
+        order = [PLAIN, *self.alive]
+        shift = cell.number % len(order)
+        for candidate in [*order[shift:], *order[:shift]]:
+            samples = self._measured.setdefault(candidate, {})
             try:
-                sample = self._sample(candidate, cell)
+                if (sample := self.samples.get((cell.number, candidate.name))) is None:
+                    sample = self.write(candidate, cell)
+                    self.keep(cell, candidate, sample)
+                samples[cell.number] = sample
             except DraftreeError as error:
                 if candidate.is_plain:
                     raise
                 self._drop(candidate, str(error))
-                continue
-            self._samples.setdefault(candidate.name, {})[cell.number] = sample
-        plain = self._samples[PLAIN.name][cell.number].text
-        for candidate in list(self.alive) if self._is_exact else ():
-            if self._samples[candidate.name][cell.number].text != plain:
+        plain = self._measured[PLAIN][cell.number].text
+        for candidate in list(self.alive) if self.is_exact else ():
+            if self._measured[candidate][cell.number].text != plain:
                 self._drop(candidate, "its text differs from plain decoding's: please report this")
         return cell
-
-    def _sample(self, candidate: Candidate, cell: Cell) -> Sample:
-        found = self._known.get((cell.number, candidate.name))
-        if found is None:
-            found = self._write(candidate, cell)
-            self._keep(cell, candidate, found)
-        return found
 
     def _drop(self, candidate: Candidate, reason: str) -> None:
         self.out[candidate.name] = reason
         self.alive.remove(candidate)
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    return math.exp(statistics.fmean(map(math.log, values)))
 
 
 logger = logging.getLogger(__name__)
@@ -241,19 +229,19 @@ class Journal:
 
     def read(self) -> dict[tuple[int, str], Sample]:
         """Return the measurements by cell and candidate; a last line that was not completed is left out."""
-        found: dict[tuple[int, str], Sample] = {}
+        samples: dict[tuple[int, str], Sample] = {}
         try:
             lines = self.path.read_text("utf-8", errors="replace").splitlines()
         except FileNotFoundError:
-            return found
+            return samples
         for line in lines:
             try:
                 values = parse_json(line)
                 place = (values.pop("cell"), values.pop("candidate"))
-                found[place] = Sample(**values)
+                samples[place] = Sample(**values)
             except MALFORMED:
                 logger.info("%s: a line was not completed, and is left out", self.path)
-        return found
+        return samples
 
     def add(self, cell: Cell, candidate: Candidate, sample: Sample) -> None:
         values = {"cell": cell.number, "candidate": candidate.name, **dataclasses.asdict(sample)}
@@ -274,53 +262,45 @@ def journal_folder() -> Path:
     return Cache().root / "tuned"
 
 
-def forget_journals(fingerprint: str) -> int:
-    """Remove the journals of a model; returns their number."""
-    found = list(journal_folder().glob(f"{fingerprint}-*.jsonl"))
-    for path in found:
+def forget_journals(fingerprint: str) -> None:
+    """Remove the journals of a model."""
+    for path in list(journal_folder().glob(f"{fingerprint}-*.jsonl")):
         path.unlink(missing_ok=True)
-    return len(found)
 
 
 @final
+@dataclass(frozen=True, slots=True)
 class CandidateModels:
     """One `LLM` for each candidate, created when it is first needed."""
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        tokenizer: Tokenizer | None,
-        *,
-        trust_remote_code: bool = False,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        self._loaded = loaded
-        self._tokenizer = tokenizer
-        self._trusts = trust_remote_code
-        self._clock = clock
-        self._llms: dict[str, LLM] = {}
+    loaded: LoadedModel
+    tokenizer: Tokenizer | None
+    _: KW_ONLY
+    trust_remote_code: bool = False
+    clock: Clock = SYSTEM_CLOCK
+    _llms: dict[str, LLM] = field(init=False, default_factory=dict)
 
     def get(self, candidate: Candidate, prompt: Sequence[int], params: SamplingParams) -> LLM:
         """Return the target with the candidate's drafter, without state of earlier texts.
 
         `prompt` and `params` are of its first text, which is slower than later ones and is not measured.
         """
-        found = self._llms.get(candidate.name)
-        if found is None:
-            found = LLM(
-                self._loaded,
+        llm = self._llms.get(candidate.name)
+        if llm is None:
+            llm = LLM(
+                self.loaded,
                 None if candidate.is_plain else candidate.draft,
                 plan=candidate.plan,
-                tokenizer=self._tokenizer,
+                tokenizer=self.tokenizer,
                 max_batch_size=1,
-                trust_remote_code=self._trusts,
+                trust_remote_code=self.trust_remote_code,
                 generation_config="none",
-                clock=self._clock,
+                clock=self.clock,
             )
-            found.generate([list(prompt)], params, progress=False)
-            self._llms[candidate.name] = found
-        found.forget()
-        return found
+            llm.generate([list(prompt)], params, progress=False)
+            self._llms[candidate.name] = llm
+        llm.forget()
+        return llm
 
     def drop(self, candidate: Candidate) -> None:
         self._llms.pop(candidate.name, None)

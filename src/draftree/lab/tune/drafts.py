@@ -6,6 +6,7 @@ the best three, and those that cannot be replayed, are measured for real.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -92,11 +93,12 @@ class DraftSearch:
             self._loaded, self._tokenizer, trust_remote_code=settings.options.trust_remote_code
         )
         self._conditions = conditions_of(self._loaded)
-        facts = self._facts(workload.sha256)
+        shared = (workload.sha256, settings.limit, settings.max_tokens, settings.temperatures, settings.seed)
+        facts = {"settings": shared, **self._conditions}
         self.journal = Journal(self._loaded.model.fingerprint, facts)
         kept = self.journal.read()
         self.prediction = self._predicting(facts, clock)
-        self.num_known = len(kept) + (0 if self.prediction is None else self.prediction.num_known)
+        self.num_known = len(kept) + (0 if self.prediction is None else len(self.prediction.contest.samples))
         self.contest = Contest(
             self._write,
             self._cell,
@@ -118,7 +120,6 @@ class DraftSearch:
         if reason is not None:
             self.notes += (f"all drafters are measured for real, none is replayed: {reason}",)
             return None
-        longest = sorted(len(prompt.ids) for prompt in self._prompts)
         return Prediction(
             self._loaded,
             self._tokenizer,
@@ -126,7 +127,7 @@ class DraftSearch:
             cell=self._cell,
             journal=Journal(self._loaded.model.fingerprint, {**facts, "stage": "replay"}),
             temperatures=settings.temperatures,
-            prefix=longest[len(longest) // 2] + settings.max_tokens // 2,
+            prefix=statistics.median_high(len(prompt.ids) for prompt in self._prompts) + settings.max_tokens // 2,
             seconds=60 * settings.minutes * REPLAY_SHARE,
             clock=clock,
         )
@@ -173,9 +174,8 @@ class DraftSearch:
     def result(self) -> TunedDraft | None:
         """Return the fastest drafter; None before the first text. Plain decoding if no drafter is faster."""
         best = self.contest.best()
-        return None if best is None else self._result(best)
-
-    def _result(self, best: Standing) -> TunedDraft:
+        if best is None:
+            return None
         return TunedDraft(
             model=self._settings.options.model,
             fingerprint=self._loaded.model.fingerprint,
@@ -189,19 +189,12 @@ class DraftSearch:
             date=now(),
         )
 
-    def _facts(self, prompts: str) -> dict[str, Any]:
-        settings = self._settings
-        shared = (prompts, settings.limit, settings.max_tokens, settings.temperatures, settings.seed)
-        return {"settings": shared, **self._conditions}
-
     def _cell(self, number: int) -> Cell:
         """Return a cell: prompts in turn, and temperatures in turn, shifted when the prompts begin again."""
         repeat, prompt = divmod(number, len(self._prompts))
         temperatures = self._settings.temperatures
-        temperature = temperatures[
-            (number + repeat * (len(self._prompts) % len(temperatures) == 0)) % len(temperatures)
-        ]
-        return Cell(number, prompt, temperature, self._settings.seed + repeat)
+        shift = repeat * (len(self._prompts) % len(temperatures) == 0)
+        return Cell(number, prompt, temperatures[(number + shift) % len(temperatures)], self._settings.seed + repeat)
 
     def _params(self, cell: Cell) -> SamplingParams:
         return SamplingParams(
@@ -235,12 +228,9 @@ def with_full_paths(draft: str) -> str:
     for part in draft.split("+"):
         head, comma, options = part.partition(",")
         name, colon, argument = head.partition(":")
-        if name in ("head", "model") and colon and expanded(argument).exists() and not is_name(name, argument):
-            argument = str(expanded(argument).resolve())
+        if name in ("head", "model") and colon and expanded(argument).exists():
+            # a name of the package precedes a folder of that name
+            is_known = argument in CATALOGUE if name == "model" else head_folder(argument) != Path(argument)
+            argument = argument if is_known else str(expanded(argument).resolve())
         parts.append(f"{name}{colon}{argument}{comma}{options}")
     return "+".join(parts)
-
-
-def is_name(kind: str, argument: str) -> bool:
-    """Return whether an argument names something of the package, which precedes a folder of that name."""
-    return argument in CATALOGUE if kind == "model" else head_folder(argument) != Path(argument)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -84,13 +85,9 @@ class LayerSearch:
         prompts = [list(p.ids) for p in prompts_of(workload, tokenizer_of(self._loaded), room)[0]]
         self.unseen = prompts[UNSEEN_EVERY - 1 :: UNSEEN_EVERY]
         self.seen = [prompt for place, prompt in enumerate(prompts) if place % UNSEEN_EVERY != UNSEEN_EVERY - 1]
-        self._journal = place_of(self._loaded.model.fingerprint, ".journal")
+        self.journal = place_of(self._loaded.model.fingerprint, ".journal")
         self._study = self._open_study(workload.sha256)
-        self.plain_seconds = mean(self._seconds(None, [self.seen[0], *self.seen])[1:])
-
-    @property
-    def journal(self) -> Path:
-        return self._journal
+        self.plain_seconds = fmean(list(self._each_seconds(None, [self.seen[0], *self.seen]))[1:])
 
     @property
     def kernels_note(self) -> str | None:
@@ -129,14 +126,15 @@ class LayerSearch:
         prompts = self.seen if any(left_out.values()) else []
         for one in self._each_seconds(self._spec(**left_out), prompts):
             seconds.append(one)
-            trial.report(mean(seconds), len(seconds))
+            trial.report(fmean(seconds), len(seconds))
             if trial.should_prune():
                 break
-        if len(seconds) == len(self.seen):
-            self._study.tell(trial, mean(seconds))
-            return LayerTrial(trial.number, **left_out, seconds_per_token=mean(seconds))
-        self._study.tell(trial, state=self._optuna.trial.TrialState.PRUNED)
-        return LayerTrial(trial.number, **left_out, seconds_per_token=None)
+        is_complete = len(seconds) == len(self.seen)
+        if is_complete:
+            self._study.tell(trial, fmean(seconds))
+        else:
+            self._study.tell(trial, state=self._optuna.trial.TrialState.PRUNED)
+        return LayerTrial(trial.number, **left_out, seconds_per_token=fmean(seconds) if is_complete else None)
 
     def conclude(self, *, measures_unseen: bool = True) -> LayerSet | None:
         """Return the fastest set, measured on the held-out prompts; None if no set was measured."""
@@ -145,7 +143,9 @@ class LayerSearch:
             return None
         unseen: list[float | None] = [None, None]
         if measures_unseen and self.unseen:
-            unseen = [mean(self._seconds(one, self.unseen)) for one in (self._spec(best.attention, best.mlp), None)]
+            unseen = [
+                fmean(self._each_seconds(one, self.unseen)) for one in (self._spec(best.attention, best.mlp), None)
+            ]
         assert best.seconds_per_token is not None, "the best one was measured to the end"
         return LayerSet(
             self._loaded.model.fingerprint,
@@ -163,9 +163,6 @@ class LayerSearch:
     def _spec(self, attention: Sequence[int], mlp: Sequence[int]) -> str:
         return layer_spec(attention, mlp) + ("" if self._settings.k is None else f",k={self._settings.k}")
 
-    def _seconds(self, spec: str | None, prompts: Sequence[list[int]]) -> list[float]:
-        return list(self._each_seconds(spec, prompts))
-
     def _each_seconds(self, spec: str | None, prompts: Sequence[list[int]]) -> Iterator[float]:
         """Yield the seconds per token of a drafter for each prompt; prefill is excluded."""
         # every set drafts to the same depth: an adaptive planner would stop drafting, which would not rate the set
@@ -182,11 +179,11 @@ class LayerSearch:
 
     def _open_study(self, prompts: str) -> Any:
         optuna, settings = self._optuna, self._settings
-        self._journal.parent.mkdir(parents=True, exist_ok=True)
+        self.journal.parent.mkdir(parents=True, exist_ok=True)
         # measurements that are not comparable use different studies
         facts = (prompts, settings.limit, settings.max_tokens, settings.k, _computed_with(self._loaded))
         name = hashlib.sha256(repr((*facts, torch.get_num_threads())).encode()).hexdigest()[:12]
-        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(self._journal)))
+        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(self.journal)))
         study = optuna.create_study(
             study_name=name,
             storage=storage,
@@ -198,10 +195,6 @@ class LayerSearch:
             for left_out in _first_guesses(self._loaded.model.num_layers):
                 study.enqueue_trial(left_out)
         return study
-
-
-def mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def _first_guesses(num_layers: int) -> Iterator[dict[str, bool]]:

@@ -6,11 +6,12 @@ model may be faster here than beside the target, which uses the same caches: the
 
 from __future__ import annotations
 
-import bisect
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,7 +26,7 @@ from draftree.loading.loaded import LoadedModel
 from draftree.models.base import Extend, LanguageModel, Pass
 from draftree.models.replay import RecordedText, ReplayClock, ReplayCosts, ReplayModel
 from draftree.models.source import EncoderDecoder
-from draftree.sampling.controls import Controls, build_controls
+from draftree.sampling.controls import build_controls
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
 from draftree.sampling.params import SamplingParams
@@ -54,14 +55,9 @@ class MeasuredCosts:
 def interpolated(known: Mapping[int, float], rows: int) -> float:
     """Return a value between the measured ones; beyond the last by its ratio per row."""
     counts = sorted(known)
-    place = bisect.bisect_left(counts, rows)
-    if place == len(counts):
+    if rows > counts[-1]:
         return known[counts[-1]] * rows / counts[-1]
-    if counts[place] == rows or place == 0:
-        return known[counts[place]]
-    low, high = counts[place - 1], counts[place]
-    share = (rows - low) / (high - low)
-    return (1 - share) * known[low] + share * known[high]
+    return float(np.interp(rows, counts, [known[count] for count in counts]))
 
 
 def record_text(llm: LLM, prompt: Sequence[int], params: SamplingParams, layers: Sequence[int] = ()) -> RecordedText:
@@ -105,7 +101,10 @@ def measure_round_costs(
     slot = model.open_probe()
     passes: dict[int, list[float]] = {rows: [] for rows in widths}
     picks: dict[float, dict[int, list[float]]] = {one: {rows: [] for rows in widths} for one in temperatures}
-    controls = {one: controls_of(model, one) for one in temperatures}
+    controls = {}
+    for temperature in temperatures:
+        params = SamplingParams(temperature=temperature, ignore_eos=True)
+        controls[temperature] = build_controls(params, vocab_size=model.vocab_size, seed=0)
     try:
         model.run(Pass([Extend(slot, tokens[:prefix], range(-1, prefix - 1), logits_at=())]))
         model.commit(slot, range(prefix))
@@ -130,16 +129,8 @@ def measure_round_costs(
                         picks[temperature][rows].append(end - between)
     finally:
         model.close(slot)
-    return MeasuredCosts(medians(passes), {one: medians(by_rows) for one, by_rows in picks.items()})
-
-
-def medians(seconds: Mapping[int, Sequence[float]]) -> dict[int, float]:
-    return {rows: statistics.median(each) for rows, each in seconds.items()}
-
-
-def controls_of(model: LanguageModel, temperature: float) -> Controls:
-    params = SamplingParams(temperature=temperature, ignore_eos=True)
-    return build_controls(params, vocab_size=model.vocab_size, seed=0)
+    medians = [{rows: statistics.median(each) for rows, each in by.items()} for by in (passes, *picks.values())]
+    return MeasuredCosts(medians[0], dict(zip(picks, medians[1:], strict=True)))
 
 
 def why_not_replayed(candidate: Candidate, loaded: LoadedModel) -> str | None:
@@ -160,19 +151,12 @@ def why_not_replayed(candidate: Candidate, loaded: LoadedModel) -> str | None:
 
 def layers_of(candidates: Sequence[Candidate], loaded: LoadedModel) -> tuple[int, ...]:
     """Return the layers of the target whose states these candidates need, counted from 0."""
-    needed: set[int] = set()
-    for candidate in candidates:
-        if not candidate.is_plain:
-            features = choose_methods(candidate.draft, VERIFY, candidate.plan).traits.features
-            needed |= {layer if layer >= 0 else loaded.model.num_layers + 1 + layer for layer in features}
-    return tuple(sorted(needed))
+    drafting = [one for one in candidates if not one.is_plain]
+    layers = {layer for one in drafting for layer in choose_methods(one.draft, VERIFY, one.plan).traits.features}
+    return tuple(sorted({layer if layer >= 0 else loaded.model.num_layers + 1 + layer for layer in layers}))
 
 
-def rows_of(candidates: Sequence[Candidate]) -> int:
-    nodes = [choose_methods(one.draft, VERIFY, one.plan).planner.default_nodes for one in candidates]
-    return 1 + max(nodes, default=1)
-
-
+@final
 class Replays:
     """Candidates on a replayed target."""
 
@@ -214,6 +198,8 @@ NUM_BEST = 3
 """Candidates that are measured for real after the replays."""
 
 
+@final
+@dataclass(slots=True)
 class Prediction:
     """Replays of all candidates, text by text; the slower half is dropped after each rung. Mutated by `run`.
 
@@ -225,83 +211,73 @@ class Prediction:
         unreplayed: for every candidate that cannot be replayed the reason; these are measured for real.
     """
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        tokenizer: Tokenizer | None,
-        *,
-        record: Callable[[Cell, Sequence[int]], RecordedText],
-        cell: Callable[[int], Cell],
-        journal: Journal,
-        temperatures: Sequence[float],
-        prefix: int,
-        seconds: float,
-        clock: Clock,
-    ) -> None:
-        self._loaded = loaded
-        self._tokenizer = tokenizer
-        self._record = record
-        self._cell = cell
-        self._temperatures = tuple(dict.fromkeys(temperatures))
-        self._prefix = prefix
-        self._clock = clock
-        self.journal = journal
-        known = journal.read()
-        self.num_known = len(known)
-        self.unreplayed: dict[str, str] = {}
-        self._layers: tuple[int, ...] = ()
-        self._text: tuple[int, RecordedText] | None = None
-        self._replays: Replays | None = None
-        self._max_rows = 1
+    loaded: LoadedModel
+    tokenizer: Tokenizer | None
+    _: KW_ONLY
+    record: Callable[[Cell, Sequence[int]], RecordedText]
+    cell: Callable[[int], Cell]
+    journal: Journal
+    temperatures: Sequence[float]
+    prefix: int
+    seconds: float
+    clock: Clock
+    contest: Contest = field(init=False)
+    unreplayed: dict[str, str] = field(init=False, default_factory=dict)
+    _layers: tuple[int, ...] = field(init=False, default=())
+    _max_rows: int = field(init=False, default=1)
+    _text: tuple[int, RecordedText] | None = field(init=False, default=None)
+    _replays: Replays | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
         self.contest = Contest(
-            self._write,
-            cell,
-            samples=known,
-            keep=journal.add,
+            lambda candidate, cell: self._built().write(candidate, self._recorded(cell)),
+            self.cell,
+            samples=self.journal.read(),
+            keep=self.journal.add,
             num_texts=FIRST_RUNG,
             is_exact=False,
-            seconds=seconds,
-            clock=clock,
+            seconds=self.seconds,
+            clock=self.clock,
             finalists=NUM_BEST,
             slower="slower in replays",
         )
 
     def run(self, first: Sequence[Candidate]) -> Iterator[Cell]:
         """Replay; yields after every text. The best ones are `contest.alive` afterwards."""
-        for one in first:
-            if (reason := why_not_replayed(one, self._loaded)) is not None:
-                self.unreplayed[one.name] = reason
-        left = [one for one in first if one.name not in self.unreplayed]
-        family = [*left, *(variant for one in left for variant in variants_of(one, self._loaded))]
-        self._layers = layers_of(family, self._loaded)
-        self._max_rows = rows_of(family)
-        for one in left:
-            if (reason := self._built().why_not(one, self._recorded(self._cell(0)))) is not None:
-                self.unreplayed[one.name] = reason
-        left = [one for one in left if one.name not in self.unreplayed]
-        yield from self.contest.run(left, lambda one: variants_of(one, self._loaded))
+        replayed = []
+        for candidate in first:
+            if (reason := why_not_replayed(candidate, self.loaded)) is None:
+                replayed.append(candidate)
+            else:
+                self.unreplayed[candidate.name] = reason
+        family = [*replayed, *(variant for one in replayed for variant in variants_of(one, self.loaded))]
+        self._layers = layers_of(family, self.loaded)
+        nodes = [choose_methods(one.draft, VERIFY, one.plan).planner.default_nodes for one in family]
+        self._max_rows = 1 + max(nodes, default=1)
+        for candidate in list(replayed):
+            if (reason := self._built().why_not(candidate, self._recorded(self.cell(0)))) is not None:
+                self.unreplayed[candidate.name] = reason
+                replayed.remove(candidate)
+        yield from self.contest.run(replayed, lambda one: variants_of(one, self.loaded))
         self._replays = self._text = None  # draft models of the candidates that were dropped
-
-    def _write(self, candidate: Candidate, cell: Cell) -> Sample:
-        return self._built().write(candidate, self._recorded(cell))
 
     def _built(self) -> Replays:
         """Return the replays; the first call measures the target's passes."""
         if self._replays is None:
             costs = measure_round_costs(
-                self._loaded.model,
+                self.loaded.model,
                 max_rows=self._max_rows,
-                prefix=self._prefix,
-                temperatures=self._temperatures,
-                clock=self._clock,
+                prefix=self.prefix,
+                temperatures=tuple(dict.fromkeys(self.temperatures)),
+                clock=self.clock,
             )
             self._replays = Replays(
-                self._loaded, self._tokenizer, costs, trust_remote_code=self._loaded.runs_code, clock=self._clock
+                self.loaded, self.tokenizer, costs, trust_remote_code=self.loaded.runs_code, clock=self.clock
             )
         return self._replays
 
     def _recorded(self, cell: Cell) -> RecordedText:
         """Return the text of a cell; only the last one is kept, with its states."""
         if self._text is None or self._text[0] != cell.number:
-            self._text = cell.number, self._record(cell, self._layers)
+            self._text = cell.number, self.record(cell, self._layers)
         return self._text[1]

@@ -26,7 +26,6 @@ from draftree.lab.tune.replays import (
     layers_of,
     measure_round_costs,
     record_text,
-    rows_of,
     states_of,
     why_not_replayed,
 )
@@ -165,7 +164,6 @@ def test_states_of_a_text_are_returned_where_drafts_are_right(loaded: LoadedMode
 
 def test_layers_and_rows_are_those_of_the_candidates(loaded: LoadedModel) -> None:
     assert layers_of([PLAIN, Candidate("suffix")], loaded) == ()
-    assert rows_of([Candidate("ngram,k=7"), Candidate("suffix")]) >= 8
 
 
 @pytest.mark.parametrize(
