@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -30,10 +31,10 @@ def home_folder() -> Path | None:
     import pwd  # of Unix alone
 
     try:
-        found = pwd.getpwuid(os.getuid()).pw_dir
+        folder = pwd.getpwuid(os.getuid()).pw_dir
     except KeyError:
         return None
-    return Path(found) if found else None
+    return Path(folder) if folder else None
 
 
 def config_folder() -> Path | None:
@@ -101,20 +102,29 @@ def parse_json(content: str | bytes) -> Any:
 
 
 def parse_json_object(content: str | bytes) -> dict[str, Any]:
-    found = parse_json(content)
-    if not isinstance(found, dict):
+    value = parse_json(content)
+    if not isinstance(value, dict):
         raise JsonError("it does not hold a JSON object")
-    return found
+    return value
 
 
-def read_json(path: Path) -> dict[str, Any]:
+@contextlib.contextmanager
+def _reading() -> Iterator[None]:
+    """Raise a JsonError that says why a file cannot be read, except for a missing one."""
     try:
-        with path.open("rb") as stream:
-            content = stream.read(MAX_JSON_BYTES + 1)
+        yield
     except FileNotFoundError:
         raise
     except OSError as error:
         raise JsonError(error.strerror or str(error)) from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        with _reading(), path.open("rb") as stream:
+            content = stream.read(MAX_JSON_BYTES + 1)
+    except JsonError:
+        raise
     except ValueError as error:  # a name that no file can have
         raise JsonError(str(error)) from None
     if len(content) > MAX_JSON_BYTES:
@@ -141,32 +151,28 @@ def write_whole(path: Path, content: bytes) -> None:
 
 def read_json_lines(path: Path, *, may_be_cut: bool = False) -> list[dict[str, Any]]:
     """Read one JSON object per line. Blank lines are skipped, and with `may_be_cut` an incomplete last one."""
-    found = []
-    try:
-        with path.open("rb") as stream:
-            for number, line in enumerate(read_lines(stream), start=1):
-                if not line.strip():
-                    continue
-                try:
-                    found.append(parse_json_object(line))
-                except JsonError as error:
-                    if may_be_cut and not line.endswith(b"\n"):
-                        break
-                    raise JsonError(f"line {number}: {error}") from None
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise JsonError(error.strerror or str(error)) from None
-    return found
+    objects = []
+    with _reading(), path.open("rb") as stream:
+        for number, line in enumerate(read_lines(stream), start=1):
+            if not line.strip():
+                continue
+            try:
+                objects.append(parse_json_object(line))
+            except JsonError as error:
+                if may_be_cut and not line.endswith(b"\n"):
+                    break
+                raise JsonError(f"line {number}: {error}") from None
+    return objects
 
 
 def read_lines(stream: BinaryIO) -> Iterator[bytes]:
     """Yield the lines of a file; unlike `str.splitlines`, only line feeds end one."""
-    number = 0
-    while line := stream.readline(MAX_JSON_BYTES + 1):
-        number += 1
+    for number in itertools.count(1):
+        line = stream.readline(MAX_JSON_BYTES + 1)
         if len(line) > MAX_JSON_BYTES:
             raise JsonError(f"line {number}: it has more than {MAX_JSON_BYTES >> 20} MiB")
+        if not line:
+            return
         yield line
 
 
@@ -201,21 +207,14 @@ ALLOW = "read that code, then allow it with LLM(..., trust_remote_code=True) or 
 
 def code_named_in(folder: Path) -> dict[str, str]:
     """Map each settings file that names custom code to the first class that it names."""
-    found = {}
-    for name in SETTINGS:
-        entries = _entries(folder / name)
-        if entries:
-            found[name] = entries[0]
-    return found
+    entries = {name: _classes(_settings(folder / name).get("auto_map")) for name in SETTINGS}
+    return {name: classes[0] for name, classes in entries.items() if classes}
 
 
 def refusal(folder: Path) -> str:
     """Return why a model or tokenizer whose settings name custom code is refused; empty if they name none."""
-    found = code_named_in(folder)
-    if not found:
-        return ""
-    named = ", ".join(f"'{entry}' in {name}" for name, entry in found.items())
-    return f"'{folder}' needs Python code of its own ({named}), which is not run: {ALLOW}"
+    named = ", ".join(f"'{entry}' in {name}" for name, entry in code_named_in(folder).items())
+    return f"'{folder}' needs Python code of its own ({named}), which is not run: {ALLOW}" if named else ""
 
 
 def kernel_refusal(folder: Path) -> str:
@@ -226,10 +225,6 @@ def kernel_refusal(folder: Path) -> str:
             if named := next((name for name in _classes(part.get(key)) if "/" in name), None):
                 return f"'{folder}' needs the compiled code '{named}' of the hub ({key} in config.json): {ALLOW}"
     return ""
-
-
-def _entries(path: Path) -> list[str]:
-    return _classes(_settings(path).get("auto_map"))
 
 
 def _settings(path: Path) -> dict[str, Any]:
@@ -261,14 +256,10 @@ def get_again(folder: Path) -> str:
         source = read_json(folder / MANIFEST)["source"]
     except (OSError, *MALFORMED):
         return "copy the model again from its origin"
-    if not _is_in_cache(folder):
+    # beside the folder of models, a cache has one for unfinished work
+    models = folder.absolute().parent
+    if models.name != MODELS or not (models.parent / WORK).is_dir():
         return "it was copied from a cache of models: copy it again from there"
     if isinstance(source, list):
         return f"run 'draftree models get {folder.name}'"
     return f"run 'draftree models remove {folder.name}', then name '{source}' again"
-
-
-def _is_in_cache(folder: Path) -> bool:
-    """Return whether a folder of models is in a cache, which has a folder for unfinished work beside that of models."""
-    models = folder.absolute().parent
-    return models.name == MODELS and (models.parent / WORK).is_dir()

@@ -88,18 +88,18 @@ class ThreadChoice:
 
 def choose_threads(facts: ProcessorFacts) -> ThreadChoice:
     """Choose threads: one for each fast physical core of the memory node with most of them, within the quota."""
-    reasons, cores = [], {one.core: one for one in reversed(facts.processors)}
+    reasons, cores = [], {processor.core: processor for processor in reversed(facts.processors)}
     if not cores:
         return ThreadChoice(1, (), ())
     if len(cores) < len(facts.processors):
         reasons.append(f"{len(facts.processors)} logical processors are {len(cores)} physical cores")
-    fast = {core: one for core, one in cores.items() if one.is_fast}
+    fast = {core: processor for core, processor in cores.items() if processor.is_fast}
     if fast and len(fast) < len(cores):
         reasons.append(f"{len(cores) - len(fast)} slower cores are left out")
         cores = fast
     nodes: dict[int, list[Processor]] = {}
-    for one in sorted(cores.values(), key=lambda one: one.number):
-        nodes.setdefault(one.node, []).append(one)
+    for processor in sorted(cores.values(), key=lambda processor: processor.number):
+        nodes.setdefault(processor.node, []).append(processor)
     node = max(nodes, key=lambda node: (len(nodes[node]), -node))
     if len(nodes) > 1:
         reasons.append(f"memory node {node} of {len(nodes)}, which holds the weights")
@@ -108,15 +108,13 @@ def choose_threads(facts: ProcessorFacts) -> ThreadChoice:
     if facts.quota is not None and int(facts.quota) < threads:
         threads = max(1, int(facts.quota))
         reasons.append(f"the quota of the control group is {facts.quota:g} processors")
-    return ThreadChoice(threads, tuple(one.number for one in chosen), tuple(reasons))
+    return ThreadChoice(threads, tuple(processor.number for processor in chosen), tuple(reasons))
 
 
 def read_processors(root: Path = Path("/"), allowed: Iterable[int] | None = None) -> ProcessorFacts:
     """Read the processors of an affinity mask, by default this process's, from the files of the system."""
     base = root / "sys" / "devices" / "system"
-    online = _listed(base / "cpu" / "online")
-    if not online:
-        online = sorted(int(path.name[3:]) for path in base.glob("cpu/cpu[0-9]*"))
+    online = _listed(base / "cpu" / "online") or sorted(int(path.name[3:]) for path in base.glob("cpu/cpu[0-9]*"))
     if not online:
         count = os.cpu_count() or 1
         return ProcessorFacts(tuple(Processor(number, number) for number in range(count)), count)
@@ -129,7 +127,7 @@ def read_processors(root: Path = Path("/"), allowed: Iterable[int] | None = None
         number: int(path.parent.name[4:]) for path in base.glob("node/node[0-9]*/cpulist") for number in _listed(path)
     }
     speeds = _speeds(base, online)
-    found = [
+    processors = [
         Processor(
             number,
             min(_listed(base / "cpu" / f"cpu{number}" / "topology" / "thread_siblings_list") or [number]),
@@ -140,19 +138,19 @@ def read_processors(root: Path = Path("/"), allowed: Iterable[int] | None = None
         for number in online
         if number in mask
     ]
-    return ProcessorFacts(tuple(found), len(online), _quota(root))
+    return ProcessorFacts(tuple(processors), len(online), _quota(root))
 
 
 def parse_processors(text: str) -> list[int]:
     """Return the numbers of a list such as `0-3,8`."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in text.strip().split(","):
         match = re.fullmatch(r"\s*(\d{1,5})(?:-(\d{1,5}))?\s*", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first > last or last >= LARGEST_NUMBER:
             raise ConfigurationError(f"'{text}' is no list of processors: write numbers and ranges, such as 0-3,8")
-        found.update(range(first, last + 1))
-    return sorted(found)
+        numbers.update(range(first, last + 1))
+    return sorted(numbers)
 
 
 def ranges(numbers: Sequence[int]) -> str:
@@ -193,25 +191,20 @@ def _speeds(base: Path, online: Iterable[int]) -> dict[int, float]:
 
 def _quota(root: Path) -> float | None:
     """Return the smallest quota of the control groups of this process, in processors."""
-    found = []
+    groups = root / "sys" / "fs" / "cgroup"
+    limits = []
     for line in _text(root / "proc" / "self" / "cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         parts = [part for part in path.split("/") if part]
+        levels = ["/".join(parts[:count]) for count in range(len(parts) + 1)]
         if not controllers:  # version 2
-            place = root / "sys" / "fs" / "cgroup"
-            found += [_limit(_text(folder / "cpu.max").split()) for folder in _levels(place, parts)]
+            limits += [_limit(_text(groups / level / "cpu.max").split()) for level in levels]
         elif "cpu" in controllers.split(","):
-            for name in ("cpu", "cpu,cpuacct", "cpuacct,cpu"):
-                place = root / "sys" / "fs" / "cgroup" / name
-                names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-                found += [_limit([_text(folder / file) for file in names]) for folder in _levels(place, parts)]
-    limits = [limit for limit in found if limit is not None]
-    return min(limits, default=None)
-
-
-def _levels(place: Path, parts: list[str]) -> list[Path]:
-    return [place.joinpath(*parts[:count]) for count in range(len(parts) + 1)]
+            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            folders = [groups / name / level for name in ("cpu", "cpu,cpuacct", "cpuacct,cpu") for level in levels]
+            limits += [_limit([_text(folder / file) for file in names]) for folder in folders]
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _limit(words: Sequence[str]) -> float | None:

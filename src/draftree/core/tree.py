@@ -23,12 +23,9 @@ ROOT = -1
 class Draw(enum.Enum):
     """How the children of a node were drawn, which decides the verifiers that may be used."""
 
-    FREE = "free"
-    """Chosen in any way; no distribution is known."""
-    POINT = "point"
-    """At most one child per node, chosen with certainty: the draft distribution is one-hot."""
-    IID = "iid"
-    """Drawn independently from the draft distribution, in order, duplicates kept."""
+    FREE = "free"  # chosen in any way; no distribution is known
+    POINT = "point"  # at most one child per node, chosen with certainty: the draft distribution is one-hot
+    IID = "iid"  # drawn independently from the draft distribution, in order, duplicates kept
     WITHOUT_REPLACEMENT = "without-replacement"
     """Drawn one after another from the remaining draft distribution, in order."""
 

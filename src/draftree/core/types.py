@@ -32,8 +32,7 @@ class DraftCondition:
         return sum(gain * (1.0 - s) for gain, s in zip(self.gains, survivals, strict=True)) >= self.least
 
 
-MAX_NODES = 1024
-"""Upper limit of the nodes of a sequence's tree, for every planner."""
+MAX_NODES = 1024  # upper limit of the nodes of a sequence's tree, for every planner
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,18 +118,12 @@ class SequenceRecord:
     matches: tuple[tuple[int, int], ...] = ()
     """One pair for every node on the accepted path that has children, root first: the number of children, and the
     accepted one (1, 2, …, in draft order), 0 for none."""
-    index: int = 0
-    """Index among the request's n sequences."""
-    drafted: TokenTree = EMPTY
-    """The tree as drafted."""
-    tree: TokenTree = EMPTY
-    """The tree as scored; the planner may have pruned the draft."""
-    path: tuple[int, ...] = ()
-    """Nodes of `tree` that the verifier accepted, before any cut by a stop or a limit."""
-    bonus: int | None = None
-    """The token chosen at the end of the accepted path; None if the sequence failed."""
-    room: int = 0
-    """Tokens that could still be written before the round."""
+    index: int = 0  # index among the request's n sequences
+    drafted: TokenTree = EMPTY  # the tree as drafted
+    tree: TokenTree = EMPTY  # the tree as scored; the planner may have pruned the draft
+    path: tuple[int, ...] = ()  # nodes of `tree` that the verifier accepted, before any cut by a stop or a limit
+    bonus: int | None = None  # the token chosen at the end of the accepted path; None if the sequence failed
+    room: int = 0  # tokens that could still be written before the round
     picks: tuple[int, ...] = ()
     """The target's pick at every row of `tree`, 0 the root's, 1 + i node i's, if the request is traced; else empty."""
 
@@ -145,8 +138,7 @@ class RoundRecord:
     verify_seconds: float
     commit_seconds: float
     total_seconds: float
-    num_rows: int
-    """Tokens in the target's pass: roots, drafted nodes and prompt tokens."""
+    num_rows: int  # tokens in the target's pass: roots, drafted nodes and prompt tokens
     sequences: tuple[SequenceRecord, ...] = field(default=())
     part_seconds: tuple[float, ...] = ()
     """The share of each merged drafter, and of each that requests can choose, in `draft_seconds`; 0 for a drafter that

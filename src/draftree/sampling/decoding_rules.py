@@ -175,8 +175,7 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "stop_strings": (None,),
 }
 """Settings that are not supported, with their values that have no effect."""
-_OF_BEAMS = ("num_beams", "num_beam_groups")
-"""Settings of beam search, which plain decoding does not use."""
+_OF_BEAMS = ("num_beams", "num_beam_groups")  # settings of beam search, which plain decoding does not use
 
 
 @dataclass(frozen=True, slots=True)

@@ -242,8 +242,7 @@ class NodeDistributions:
     def __init__(self, distributions: Distributions, index: int) -> None:
         self._distributions = distributions
         self._span = distributions.span(index)
-        self.source = distributions.rows[index]
-        """Whose distributions they are: history, controls and paths."""
+        self.source = distributions.rows[index]  # whose distributions they are: history, controls and paths
 
     @property
     def positions(self) -> list[int]:

@@ -10,10 +10,8 @@ import numpy as np
 # hashes never adds a token. Old positions are sorted by hash; the newest wait unsorted, so that an append stays cheap.
 
 _MULTIPLIER = 0x9E3779B97F4A7C15
-_NUM_HASHED = 8
-"""Tokens that a hash covers, the newest ones; the others are compared only."""
-_NUM_UNSORTED = 128
-"""Unsorted positions before they are merged into the sorted ones: each lookup compares all of them."""
+_NUM_HASHED = 8  # tokens that a hash covers, the newest ones; the others are compared only
+_NUM_UNSORTED = 128  # unsorted positions before they are merged into the sorted ones: each lookup compares all of them
 
 
 class NgramIndex:

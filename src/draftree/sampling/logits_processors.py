@@ -23,8 +23,7 @@ from draftree.sampling.logits import drop_below, largest
 # A row is a node of a tree: its history is the written tokens and the drafted ones on the path from the root to it. A
 # processor must give a node exactly the logits that plain decoding would have once that path is written.
 
-NO_TOKEN = -1
-"""Placeholder in `RowContext.tails` for a missing token; equal to no token id."""
+NO_TOKEN = -1  # placeholder in `RowContext.tails` for a missing token; equal to no token id
 
 
 class Processor(ABC):
@@ -257,8 +256,7 @@ class MinTokens(Ban):
 # kept or dropped together, and the result depends neither on their order nor on the other rows. (A sort would keep some
 # of them, and which ones would change with the batch.)
 
-_NUCLEI = (256, 2048)
-"""Numbers of largest logits in which top-p searches before it sorts whole rows."""
+_NUCLEI = (256, 2048)  # numbers of largest logits in which top-p searches before it sorts whole rows
 
 
 class Filter(ABC):

@@ -20,17 +20,13 @@ from draftree.sampling.grammar.ebnf import require_bounded_grammar
 from draftree.sampling.grammar.regex import parse
 from draftree.sampling.grammar.schema import schema_text
 
-MAX_IDS = 2**18
-"""Token ids of one list: as many as the largest vocabularies have."""
-MAX_STOPS = 64
-MAX_STOP_CHARS = 1024
-"""Stop strings, each of which is matched at every character of the text, and characters of one."""
+MAX_IDS = 2**18  # token ids of one list: as many as the largest vocabularies have
+MAX_STOPS = 64  # stop strings, each of which is matched at every character of the text
+MAX_STOP_CHARS = 1024  # characters of one stop string
 MAX_STOP_IDS = 4096
-MAX_BAD_WORDS = 1024
-MAX_BAD_WORD_CHARS = 256
-"""Words, each of which is encoded twice and matched at every token of the text, and characters of one."""
-MAX_PREDICTION = 2**20
-"""Characters or token ids."""
+MAX_BAD_WORDS = 1024  # words, each of which is encoded twice and matched at every token of the text
+MAX_BAD_WORD_CHARS = 256  # characters of one word
+MAX_PREDICTION = 2**20  # characters or token ids
 
 Params = TypeVar("Params")
 Check = Callable[[str, Any], Any]

@@ -14,19 +14,12 @@ from typing import Any
 
 from draftree.core.files import MALFORMED, MAX_JSON_BYTES, read_json
 
-# Limits of tokenizer files, checked before the libraries read them.
-#
-# The `tokenizers` library ends the process when it cannot allocate memory, and a small file can ask for any amount:
-# each step of a tokenizer may lengthen what the step before wrote.
-
 PATTERNS = ("*token*", "vocab*", "merges*", "chat_template*", "tekken.json")
-MAX_TOKENS = 1 << 24
-"""Limit of token ids: lists by id are kept; the largest known vocabularies have a million tokens."""
+MAX_TOKENS = 1 << 24  # limit of token ids: lists by id are kept; the largest known vocabularies have a million tokens
 MAX_GROWTH = 1024
 """Bytes that may become of one: the compositions of NFKC become up to 33, and a space in them three more."""
-MAX_COPIES = 4
-MAX_ADDED = 1000
-"""Copies of a text, and tokens around it, that a post-processor may write."""
+MAX_COPIES = 4  # copies of a text that a post-processor may write
+MAX_ADDED = 1000  # tokens that a post-processor may write around a text
 
 
 def check_tokenizer_files(folder: Path) -> None:
@@ -99,8 +92,7 @@ def _copies(step: Mapping[str, Any]) -> tuple[int, int]:
     return copies, added
 
 
-LONG = 10_000
-"""Characters or ids from which a text is a batch: it takes about 5 ms."""
+LONG = 10_000  # characters or ids from which a text is a batch: it takes about 5 ms
 
 
 def encoded(tokenizer: Any, text: str, *, add_special_tokens: bool) -> list[int]:

@@ -87,8 +87,7 @@ class StopChecker:
         self._include = include_in_output
         self._searches = [_Search(entry) for entry in dict.fromkeys(stop)]
         self._held = ""
-        self.matched: str | None = None
-        """The stop string that ended the text, if one did."""
+        self.matched: str | None = None  # the stop string that ended the text, if one did
 
     def push(self, piece: str, *, may_end: bool = True) -> str:
         """Read the next piece, and return the text that may be shown now.

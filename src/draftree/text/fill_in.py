@@ -40,8 +40,7 @@ FORMATS = (
     _Format("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
     _Format("[PREFIX]", "[SUFFIX]", ""),
 )
-SEPARATORS = ("<|file_sep|>", "<file_sep>")
-"""Tokens before the name of a file."""
+SEPARATORS = ("<|file_sep|>", "<file_sep>")  # tokens before the name of a file
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "<|fim_pad|>", "<fim_pad>", "<|file_sep|>", "<file_sep>", "<|repo_name|>")
 """Tokens that end a middle besides the model's own."""
 

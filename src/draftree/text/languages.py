@@ -10,10 +10,8 @@ from typing import Any
 
 from draftree.core.errors import InvalidRequestError
 
-UNDERLINED = re.compile(r"__(.+?)__")
-"""Token of a language in M2M100 and PLBart: __de__."""
-WITH_PLACE = re.compile(r"[a-z]{2,3}_[A-Z][A-Za-z]{1,3}")
-"""Token of a language in mBART (de_DE) and NLLB (deu_Latn)."""
+UNDERLINED = re.compile(r"__(.+?)__")  # token of a language in M2M100 and PLBart: __de__
+WITH_PLACE = re.compile(r"[a-z]{2,3}_[A-Z][A-Za-z]{1,3}")  # token of a language in mBART (de_DE) and NLLB (deu_Latn)
 
 
 def languages_of(backend: Any) -> dict[str, int]:

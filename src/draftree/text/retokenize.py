@@ -186,8 +186,7 @@ def _unmappable(tokenizer: Tokenizer, reason: str) -> VocabularyMismatchError:
 # with a window of the tokens before it, and the new encoding takes over where both end the same token at the same byte.
 # So the tokens always stand for the exact text, split as the tokenizer would split it.
 
-CONTEXT_TOKENS = 12
-"""Tokens that are encoded again with new text; more if the two encodings do not meet."""
+CONTEXT_TOKENS = 12  # tokens that are encoded again with new text; more if the two encodings do not meet
 
 
 class Rereading:
@@ -197,8 +196,7 @@ class Rereading:
         self._source = source
         self._own = own
         self._specials = specials
-        self._run = bytearray()
-        """The text since the last special token."""
+        self._run = bytearray()  # the text since the last special token
         self._run_start = len(own.start)
         self._strips = source.strips_first_space
         self.tokens = list(own.start)

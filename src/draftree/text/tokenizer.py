@@ -35,8 +35,7 @@ SETTINGS_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tok
 CHARS_PER_TOKEN = 16
 """Most texts have fewer; of those that have more, more is encoded before they are refused as too long."""
 
-_locks: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
-"""The lock of each backend."""
+_locks: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()  # the lock of each backend
 
 
 class Tokenizer:

@@ -18,10 +18,8 @@ from draftree.sampling.grammar.schema_grammar import schema_grammar
 from draftree.sampling.history import History
 from draftree.sampling.params import SamplingParams
 
-COMPILE_SECONDS = 20.0
-"""The longest time that a request waits for its grammar."""
-MAX_COMPILING = 2
-"""Concurrent compilations per vocabulary, including those of refused requests."""
+COMPILE_SECONDS = 20.0  # the longest time that a request waits for its grammar
+MAX_COMPILING = 2  # concurrent compilations per vocabulary, including those of refused requests
 CACHE_BYTES = 128 * 2**20
 """Size of the cache of compiled grammars per vocabulary; the least recently used is evicted first."""
 
@@ -170,8 +168,7 @@ class _Vocabulary(NamedTuple):
     compiler: Any
 
 
-TOKEN = re.compile(r"\bToken(?:TagDispatch\()?\(([0-9]{1,9})\b")
-"""A special token in EBNF."""
+TOKEN = re.compile(r"\bToken(?:TagDispatch\()?\(([0-9]{1,9})\b")  # a special token in EBNF
 
 
 def _key(params: SamplingParams) -> tuple[str, str, str]:

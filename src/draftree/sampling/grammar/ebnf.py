@@ -33,10 +33,8 @@ class Ref:
         return self.name + _times(self.least, self.most)
 
 
-LONG = 300
-"""Length from which a class is written once."""
-Marker = str | int
-"""A text, or the id of a special token."""
+LONG = 300  # length from which a class is written once
+Marker = str | int  # a text, or the id of a special token
 
 
 @final
@@ -56,11 +54,9 @@ class Dispatch:
         return f"TagDispatch(({literal(self.marker)}, {self.name}), loop_after_dispatch={loops})"
 
 
-Part = str | Ref | Dispatch
-"""EBNF without references, or a reference."""
+Part = str | Ref | Dispatch  # EBNF without references, or a reference
 Alternative = Sequence[Part]
-Encoding = Callable[[Ranges], list[str]]
-"""Returns EBNF of one of some characters in a text: the alternatives."""
+Encoding = Callable[[Ranges], list[str]]  # returns EBNF of one of some characters in a text: the alternatives
 
 
 @final
@@ -238,14 +234,10 @@ def _in_literal(character: str) -> str:
     return character if character >= " " and character != "\x7f" else f"\\u{ord(character):04x}"
 
 
-MAX_CHARACTERS = 2**18
-"""Maximum length of a grammar."""
-MAX_DEPTH = 128
-"""Maximum nesting of brackets."""
-MAX_OPTIONAL = 48
-"""Optional parts of one rule; compile time is quadratic in them."""
-MAX_PARTS = 4096
-"""Repeated parts, each counted with its maximum number of repetitions; * and + count once."""
+MAX_CHARACTERS = 2**18  # maximum length of a grammar
+MAX_DEPTH = 128  # maximum nesting of brackets
+MAX_OPTIONAL = 48  # optional parts of one rule; compile time is quadratic in them
+MAX_PARTS = 4096  # repeated parts, each counted with its maximum number of repetitions; * and + count once
 
 _CLASS = re.compile(r"\[(\^?)((?:\\.|[^\]\\\n])*)\]", flags=re.DOTALL)
 _LITERALS = re.compile(r'"(?:[^"\\\n]|\\.)*"|\[(?:\\.|[^\]\\\n])*\]|#[^\n]*', flags=re.DOTALL)

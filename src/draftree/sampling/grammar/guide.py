@@ -21,8 +21,7 @@ from draftree.sampling.history import History
 from draftree.sampling.logits_processors import Processor, RowContext
 
 BITS = 32
-MOST_SPELLINGS = 64
-"""Maximum number of allowed tokens that are compared to determine whether all begin the same text."""
+MOST_SPELLINGS = 64  # maximum number of allowed tokens that are compared to determine whether all begin the same text
 
 
 @dataclass(frozen=True, slots=True, eq=False)

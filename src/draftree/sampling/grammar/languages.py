@@ -18,16 +18,12 @@ from itertools import pairwise
 from typing import Any, final
 
 LAST = 0x10FFFF
-Ranges = tuple[tuple[int, int], ...]
-"""Characters as inclusive ranges of code points: ascending, with gaps between them."""
+Ranges = tuple[tuple[int, int], ...]  # characters as inclusive ranges of code points: ascending, with gaps between them
 EVERY: Ranges = ((0, 0xD7FF), (0xE000, LAST))
 _SURROGATES = 0xD800, 0xE000
-MAX_STATES = 1024
-"""Maximum states of one automaton before equal ones are joined."""
-MAX_NODES = 20_000
-"""Maximum expressions that are built for one grammar, derivatives included."""
-MAX_DERIVATIVES = 60_000
-"""Maximum derivatives for one grammar."""
+MAX_STATES = 1024  # maximum states of one automaton before equal ones are joined
+MAX_NODES = 20_000  # maximum expressions that are built for one grammar, derivatives included
+MAX_DERIVATIVES = 60_000  # maximum derivatives for one grammar
 
 
 class TooLargeError(ValueError):

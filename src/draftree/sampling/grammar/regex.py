@@ -17,10 +17,8 @@ from typing import final
 from draftree.sampling.grammar.ebnf import MAX_DEPTH, MAX_OPTIONAL, MAX_PARTS, Rules, as_text, require_length
 from draftree.sampling.grammar.languages import LAST, Language, Languages, Ranges, TooLargeError, complement, ranges_of
 
-MAX_CHARACTERS = 2**15
-"""Maximum length of a regular expression."""
-MAX_STEPS = 10_000
-"""Maximum alternatives before and after assertions."""
+MAX_CHARACTERS = 2**15  # maximum length of a regular expression
+MAX_STEPS = 10_000  # maximum alternatives before and after assertions
 
 _DIGITS: Ranges = ((0x30, 0x39),)
 _WORD: Ranges = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))

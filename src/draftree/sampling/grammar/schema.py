@@ -14,12 +14,9 @@ from draftree.sampling.grammar.ebnf import require_length
 from draftree.sampling.grammar.languages import Language, Languages
 from draftree.sampling.grammar.regex import language, parse
 
-MAX_DEPTH = 64
-"""Levels of objects and arrays in a schema; a nested object takes two, one for its 'properties'."""
-MAX_VALUES = 8192
-"""Objects, arrays, strings, numbers and constants in a schema; keywords are not counted."""
-MAX_CHARACTERS = 2**18
-"""Length of a schema as JSON text."""
+MAX_DEPTH = 64  # levels of objects and arrays in a schema; a nested object takes two, one for its 'properties'
+MAX_VALUES = 8192  # objects, arrays, strings, numbers and constants in a schema; keywords are not counted
+MAX_CHARACTERS = 2**18  # length of a schema as JSON text
 
 
 def schema_text(value: Any) -> str:
@@ -86,8 +83,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords that map names to schemas."""
-LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
-"""Keywords that hold a list of schemas."""
+LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")  # keywords that hold a list of schemas
 SINGLE = frozenset({"items", "additionalProperties", "propertyNames", "unevaluatedItems", "additionalItems"}).union(
     {"unevaluatedProperties", "contains", "contentSchema", "not", "if", "then", "else"}
 )

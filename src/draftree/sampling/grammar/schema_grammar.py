@@ -22,19 +22,14 @@ from draftree.sampling.grammar.languages import FORMATS, Automaton, Bound, Langu
 from draftree.sampling.grammar.regex import language, parse
 from draftree.sampling.grammar.schema import References, SchemaError, validator_of
 
-MAX_RULES = 20_000
-"""Maximum rules of one grammar."""
+MAX_RULES = 20_000  # maximum rules of one grammar
 MAX_WIDE = 512
 """Maximum states, in one grammar, after which most characters may follow: compiling one takes some 8 ms for 49,000
 tokens (one core of an AMD EPYC), so this many take 4 s. States of this kind come from bounds of a string's length."""
-WIDE = 256
-"""A state is wide if more characters than this lead to other states."""
-MAX_COUNTED = 2048
-"""Maximum properties of an object times its 'minProperties' or 'maxProperties'."""
-MAX_PATTERNS = 4
-"""Maximum patterns of names in one object: each set of them has rules of its own."""
-MAX_PAIRS = 400
-"""Maximum pairs of schemas that are compared for one 'oneOf'."""
+WIDE = 256  # a state is wide if more characters than this lead to other states
+MAX_COUNTED = 2048  # maximum properties of an object times its 'minProperties' or 'maxProperties'
+MAX_PATTERNS = 4  # maximum patterns of names in one object: each set of them has rules of its own
+MAX_PAIRS = 400  # maximum pairs of schemas that are compared for one 'oneOf'
 
 STRINGS = frozenset({"minLength", "maxLength", "pattern", "format"})
 NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
@@ -80,8 +75,7 @@ class Form(enum.Enum):
     """How a value is written."""
 
     JSON = enum.auto()
-    BARE = enum.auto()
-    """A string is written without quotation marks and escapes, and has no "</"."""
+    BARE = enum.auto()  # a string is written without quotation marks and escapes, and has no "</"
     ARGUMENTS = enum.auto()
     """An object is written as XML-like parameters, with bare strings. Other values are not written."""
 

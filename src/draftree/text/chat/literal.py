@@ -28,8 +28,7 @@ from draftree.text.chat.messages import Conversation
 
 ROLES = frozenset({"assistant", "developer", "function", "model", "system", "tool", "user"})
 """Common roles of templates; other roles must not look like the name of a control token."""
-ALIAS = "\U0010f000{}\U0010f001"
-"""The string of a control token in the second tokenizer."""
+ALIAS = "\U0010f000{}\U0010f001"  # the string of a control token in the second tokenizer
 PRIVATE = range(0xE000, 0xF8FF)
 PROBE = Conversation(
     [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}],

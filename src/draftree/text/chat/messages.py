@@ -106,8 +106,7 @@ Messages = Sequence[Mapping[str, Any]]
 MESSAGE_KEYS = ("role", "content")
 KNOWN_KEYS = frozenset((*MESSAGE_KEYS, "name", "reasoning_content", "thinking", "tool_call_id", "tool_calls"))
 """Common keys of messages; others must be read by the template."""
-MAX_DEPTH = 64
-"""Levels of objects and arrays in tools, arguments and template variables."""
+MAX_DEPTH = 64  # levels of objects and arrays in tools, arguments and template variables
 
 
 def conversation_of(

@@ -34,23 +34,18 @@ from draftree.text.chat.messages import KNOWN_KEYS, Conversation
 # A cost bounds the work of the operation, and what it adds to memory; each element of a list costs `ELEMENT`. Results
 # that are no longer than the operands are charged afterwards.
 
-BASE_BUDGET = 100_000_000
-"""In characters; about 100 MB at one byte each, and a second of work."""
-BUDGET_PER_CHAR = 50
-"""Characters added to the budget for each character of the messages."""
+BASE_BUDGET = 100_000_000  # in characters; about 100 MB at one byte each, and a second of work
+BUDGET_PER_CHAR = 50  # characters added to the budget for each character of the messages
 MAX_TEMPLATE_CHARS = 1_000_000
-MAX_NUMBER = 1_000_000
-"""Largest argument that is a width, a count or a precision."""
-MAX_BITS = 4_096
-"""Longest integer of a computation, in bits."""
+MAX_NUMBER = 1_000_000  # largest argument that is a width, a count or a precision
+MAX_BITS = 4_096  # longest integer of a computation, in bits
 ELEMENT = 16
 MAX_VISITS = 1_000_000
 TEXTS = (str, bytes)
 LISTS = (list, tuple)
 CONTAINERS = (*LISTS, Mapping, Set, KeysView, ValuesView, ItemsView)
 NUMBER = re.compile(r"\d+")
-TAKES_WIDTH = re.compile(r"%[^a-zA-Z%]*\*|\{[^{}]*\{")
-"""A format whose width is an argument."""
+TAKES_WIDTH = re.compile(r"%[^a-zA-Z%]*\*|\{[^{}]*\{")  # a format whose width is an argument
 ANY_NUMBER = frozenset({"default", "d", "int", "float", "select", "reject", "selectattr", "rejectattr", "map", "attr"})
 """Filters whose numeric arguments are values, not sizes."""
 WRITES_OUT = frozenset({"capitalize", "center", "e", "escape", "filesizeformat", "forceescape", "format"}).union(
@@ -242,8 +237,7 @@ def _number(value: int) -> int:
     return value
 
 
-OLDEST_JINJA = (3, 1, 6)
-"""Older versions have sandbox escapes."""
+OLDEST_JINJA = (3, 1, 6)  # older versions have sandbox escapes
 STEP, CALL = 10, 20
 """Cost of one step of a loop, and of one call, besides the nodes of the body; a character or a node costs 1."""
 OPERATORS = {
@@ -571,8 +565,7 @@ def _to_json(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-FIXED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
-"""Variables of every rendering."""
+FIXED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})  # variables of every rendering
 
 
 def require_read(conversation: Conversation, template: str, name: str) -> None:
