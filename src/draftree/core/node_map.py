@@ -82,22 +82,15 @@ class NodeMap:
     def compose(self, then: NodeMap) -> NodeMap:
         """A map followed by another one, whose source is the derived tree of the first."""
         targets = tuple([None if target is None else then.targets[target] for target in self.targets])
-        root = self.root
-        if then.root != ROOT:
-            source = self.sources[then.root]
-            assert source is not None, "the root of a composed map has a source"
-            root = source
+        root = self.root if then.root == ROOT else self.sources[then.root]
+        assert root is not None, "the root of a composed map has a source"
         return NodeMap(self.parents, targets, then.num_targets, root)
 
     @property
     def sources(self) -> list[int | None]:
         """For every derived node the first source node that is mapped to it; None without."""
-        found: list[int | None] = [None] * self.num_targets
-        for node in reversed(range(len(self.targets))):
-            target = self.targets[node]
-            if target is not None:
-                found[target] = node
-        return found
+        first = {target: node for node, target in reversed(list(enumerate(self.targets)))}
+        return [first.get(target) for target in range(self.num_targets)]
 
     @property
     def kept(self) -> list[int]:
@@ -108,8 +101,7 @@ class NodeMap:
         """Parents of the mapped nodes in the derived tree, where no two have one target and none was added."""
         places = [*self.targets, ROOT]  # ROOT is the last index
         places[self.root] = ROOT
-        found = [places[self.parents[node]] for node in self.kept]
-        return [parent for parent in found if parent is not None]
+        return [parent for node in self.kept if (parent := places[self.parents[node]]) is not None]
 
     def cut(self, tree: TokenTree) -> TokenTree:
         if self.root == ROOT and self.num_targets == len(tree):
@@ -133,8 +125,7 @@ class NodeMap:
 
     def carry(self, values: Mapping[int, T]) -> dict[int, T]:
         """Values by source node as values by derived node; those of nodes that are not mapped are dropped."""
-        pairs = ((self.targets[node], value) for node, value in values.items())
-        return {target: value for target, value in pairs if target is not None}
+        return {target: value for node, value in values.items() if (target := self.targets[node]) is not None}
 
     def path_on_source(self, nodes: Iterable[int]) -> tuple[int, ...]:
         """A path of the derived tree in the source, from the source's root up to the first node without a source."""

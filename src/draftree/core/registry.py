@@ -65,46 +65,39 @@ class Registry(Generic[Base]):
 
     def methods(self) -> list[Method]:
         """Return all methods of the folder, sorted by name; reads files, imports none of them."""
-        found = []
+        methods = []
         for name, path in self._files().items():
             docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-            found.append(Method(name, self._module(name), docstring.split("\n", 1)[0]))
-        return found
+            methods.append(Method(name, self._module(name), docstring.split("\n", 1)[0]))
+        return methods
 
     def names(self) -> list[str]:
         return list(self._files())
 
     def _files(self) -> dict[str, Path]:
         """Map each name to its file, sorted by name; the folder is listed on every call."""
-        found = {
+        files = {
             info.name.replace("_", "-"): Path(info.module_finder.path) / f"{info.name}.py"  # type: ignore[union-attr]
             for info in pkgutil.iter_modules(importlib.import_module(self.package).__path__)
             if not info.ispkg and info.name != "base" and not info.name.startswith("_")
         }
-        return dict(sorted(found.items()))
+        return dict(sorted(files.items()))
 
     def _module(self, name: str) -> str:
         return f"{self.package}.{name.replace('-', '_')}"
 
     def find(self, name: str) -> type[Base]:
-        names = self.names()
-        if name in names:
-            return self._class_in(self._module(name))
-        raise ConfigurationError(f"unknown {self.kind} '{name}': {suggestion(name, names)}")
-
-    def _class_in(self, module_name: str) -> type[Base]:
-        home, _, attribute = self._base.partition(":")
-        base = getattr(importlib.import_module(home), attribute)
-        module = importlib.import_module(module_name)
+        if name not in (names := self.names()):
+            raise ConfigurationError(f"unknown {self.kind} '{name}': {suggestion(name, names)}")
+        base, module_name = pkgutil.resolve_name(self._base), self._module(name)
         classes: list[Any] = [
             value
-            for value in vars(module).values()
+            for value in vars(importlib.import_module(module_name)).values()
             if inspect.isclass(value) and issubclass(value, base) and value.__module__ == module_name
         ]
         if len(classes) != 1:
             raise ConfigurationError(f"{module_name} must define exactly one {self.kind}, it defines {len(classes)}")
-        found: type[Base] = classes[0]
-        return found
+        return classes[0]  # type: ignore[no-any-return]
 
     def configure(self, spec: Spec) -> tuple[type[Base], Any]:
         """Return the class of a spec and its validated configuration."""
@@ -137,16 +130,13 @@ def build_config(config_class: type, spec: Spec, kind: str) -> Any:
     """Build a config dataclass from a spec. The part after the colon goes to the field marked `argument`."""
     fields = {field.name: field for field in dataclasses.fields(config_class)}
     hints = typing.get_type_hints(config_class)
-    values: dict[str, Any] = {}
-    for name, text in _named_values(spec, fields, kind):
-        values[name] = _convert(text, hints[name], f"option '{name}' of {kind} '{spec.name}'")
-    missing = [
-        name
-        for name, field in fields.items()
-        if name not in values and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    ]
-    if missing:
-        raise ConfigurationError(f"{kind} '{spec.name}' needs {missing[0]}: write {spec.name}:{missing[0].upper()}")
+    values = {
+        name: _convert(text, hints[name], f"option '{name}' of {kind} '{spec.name}'")
+        for name, text in _named_values(spec, fields, kind)
+    }
+    for name, field in fields.items():
+        if name not in values and field.default is field.default_factory is dataclasses.MISSING:
+            raise ConfigurationError(f"{kind} '{spec.name}' needs {name}: write {spec.name}:{name.upper()}")
     try:
         return config_class(**values)
     except ConfigurationError:

@@ -32,8 +32,8 @@ def synchronize(device: torch.device) -> None:
 
 def to_host(tensor: Tensor) -> list[Any]:
     """Return a tensor's numbers as nested lists; the host waits for the device."""
-    found: list[Any] = tensor.tolist()
-    return found
+    values: list[Any] = tensor.tolist()
+    return values
 
 
 def layers_of(hidden: Tensor, columns: Sequence[int]) -> Tensor:

@@ -64,10 +64,10 @@ class TokenTree:
 
     def token_paths(self) -> list[tuple[int, ...]]:
         """Return the tokens from the root's child to every node; entry 0 is the root's, entry 1 + i node i's."""
-        found: list[tuple[int, ...]] = [()]
+        paths: list[tuple[int, ...]] = [()]
         for token, parent in zip(self.tokens, self.parents, strict=True):
-            found.append((*found[parent + 1], token))
-        return found
+            paths.append((*paths[parent + 1], token))
+        return paths
 
     def children(self) -> list[list[int]]:
         """Return the children of every node in draw order; entry 0 is the root's, entry 1 + i is node i's."""
@@ -104,10 +104,10 @@ def path(parents: Sequence[int], node: int) -> list[int]:
 
 def depths(parents: Sequence[int]) -> list[int]:
     """Return the depth of every node; the root's children have depth 1."""
-    found: list[int] = []
+    levels: list[int] = []
     for parent in parents:
-        found.append(1 if parent == ROOT else found[parent] + 1)
-    return found
+        levels.append(1 if parent == ROOT else levels[parent] + 1)
+    return levels
 
 
 def is_path(parents: Sequence[int], nodes: Sequence[int]) -> bool:
