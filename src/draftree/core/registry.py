@@ -97,7 +97,7 @@ class Registry(Generic[Base]):
         ]
         if len(classes) != 1:
             raise ConfigurationError(f"{module_name} must define exactly one {self.kind}, it defines {len(classes)}")
-        return classes[0]  # type: ignore[no-any-return]
+        return classes[0]
 
     def configure(self, spec: Spec) -> tuple[type[Base], Any]:
         """Return the class of a spec and its validated configuration."""
