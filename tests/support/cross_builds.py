@@ -215,13 +215,13 @@ class RecordedLibrary:
     """
 
     def __init__(self, decoder: NativeDecoder, memory: list[Tensor]) -> None:
-        self._library = decoder._library
+        self._library = decoder.library
         self.recording = Recording()
-        self._tensors = [*decoder._packed._kept, *decoder._packed._lent, *memory]  # type: ignore[attr-defined]
+        self._tensors = [*decoder.packed._kept, *decoder.packed._lent, *memory]  # type: ignore[attr-defined]
         self._place: int | None = None
         self.passes: list[tuple[int, Tensor]] = []
         """For each pass, the place of its logits, and the logits of this processor."""
-        decoder._library = self  # type: ignore[assignment]
+        decoder.library = self  # type: ignore[assignment]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._library, name)

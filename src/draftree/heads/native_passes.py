@@ -246,7 +246,7 @@ class NativePasses(HeadPasses):
 
     @property
     def most_children(self) -> int:
-        return self._decoder.max_count
+        return self._decoder.library.max_count
 
     def trees(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,6 @@ from draftree.weights.tokenizers_from_pieces import (
 )
 
 if TYPE_CHECKING:
-    import torch
     from tokenizers import Tokenizer
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
@@ -306,9 +305,6 @@ class GgufModel:
     def parts(self, name: str) -> list[str]:
         return self.sources[name].split(JOINED)
 
-    def num_bytes(self, name: str) -> int:
-        return sum(self.file.tensor(part).num_bytes for part in self.parts(name))
-
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a parameter; tensors of one shape are joined in their last dimension but one."""
         parts = self.parts(name)
@@ -333,23 +329,16 @@ class GgufModel:
 def convert_gguf(source: Path, folder: Path, *, dtype: Dtype, progress: Progress) -> None:
     """Write configuration, weights (rounded to `dtype`) and tokenizer of a GGUF file into the empty `folder`."""
     model, shapes = save_description(GgufFile(source), folder, dtype=dtype)
-    total_bytes = sum(map(model.num_bytes, shapes))
 
-    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
-        import torch
+    def read(name: str) -> Array:
+        values = model.read(name)
+        if not np.isfinite(values).all():
+            raise ModelLoadError(
+                f"'{source}' is damaged: tensor '{model.sources[name]}' has values that are not finite"
+            )
+        return values
 
-        done_bytes = 0
-        for name in shapes:
-            values = model.read(name)
-            if not np.isfinite(values).all():
-                raise ModelLoadError(
-                    f"'{source}' is damaged: tensor '{model.sources[name]}' has values that are not finite"
-                )
-            yield name, torch.from_numpy(values)
-            done_bytes += model.num_bytes(name)
-            progress("convert", done_bytes, total_bytes)
-
-    write_safetensors(folder / "model.safetensors", shapes, tensors(), dtype=dtype)
+    write_safetensors(folder / "model.safetensors", shapes, read, dtype=dtype, progress=progress)
 
 
 def save_description(file: GgufFile, folder: Path, *, dtype: Dtype) -> tuple[GgufModel, dict[str, tuple[int, ...]]]:

@@ -7,10 +7,9 @@ stacked over the layers. Here the tokenizer file follows the checkpoint in the s
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,9 +24,6 @@ from draftree.weights.tokenizers_from_pieces import (
     save_tokenizer,
     sentencepiece_tokenizer,
 )
-
-if TYPE_CHECKING:
-    import torch
 
 LLAMA2C_CONVERTER = "llama2c-1"  # changes whenever the same file would convert to a different folder
 
@@ -127,20 +123,14 @@ def convert_llama2c(source: Path, folder: Path, *, progress: Progress) -> None:
         # These models were trained with bos between the texts and without eos: bos ends a text.
         stop_ids=(BOS, EOS),
     )
-    shapes = parameter_shapes(config)
     named = parameters(header, tensors)
-    total_bytes = sum(values.nbytes for values in named.values())
-
-    def in_order() -> Iterator[tuple[str, torch.Tensor]]:
-        import torch
-
-        done_bytes = 0
-        for name in shapes:
-            yield name, torch.from_numpy(named[name].copy())
-            done_bytes += named[name].nbytes
-            progress("convert", done_bytes, total_bytes)
-
-    write_safetensors(folder / "model.safetensors", shapes, in_order(), dtype="float32")
+    write_safetensors(
+        folder / "model.safetensors",
+        parameter_shapes(config),
+        named.__getitem__,
+        dtype="float32",
+        progress=progress,
+    )
 
 
 def read_header(source: Path, content: bytes) -> Llama2cHeader:

@@ -8,16 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from draftree.core.errors import ModelLoadError, UnsupportedModelError, panics_as_errors
 from draftree.weights.cache import Progress
 from draftree.weights.safetensors_file import write_safetensors
-
-if TYPE_CHECKING:
-    import torch
 
 # Reading of a model file of CTranslate2, version 6.
 #
@@ -124,15 +121,11 @@ def convert_whisper(source: Path, folder: Path, *, progress: Progress) -> None:
         rows, *columns = file.variable(part.variable).shape
         shapes[name] = (rows // part.count, *columns)
 
-    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
-        import torch
+    def read(name: str) -> np.ndarray:
+        part = parts[name]
+        return np.split(file.values(part.variable), part.count)[part.index]
 
-        for done, (name, part) in enumerate(parts.items(), 1):
-            values = np.split(file.values(part.variable), part.count)[part.index]
-            yield name, torch.from_numpy(np.require(values, requirements=["C", "W"]))
-            progress("convert", done, len(parts))
-
-    write_safetensors(folder / "model.safetensors", shapes, tensors(), dtype="float32")
+    write_safetensors(folder / "model.safetensors", shapes, read, dtype="float32", progress=progress)
 
 
 @dataclass(frozen=True, slots=True)

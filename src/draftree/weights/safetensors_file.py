@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from draftree.core.errors import ModelLoadError
 from draftree.core.files import get_again
+from draftree.weights.cache import Progress
 from draftree.weights.gguf_file import Dtype
-
-if TYPE_CHECKING:
-    import torch
 
 CODES: dict[Dtype, tuple[str, int]] = {"bfloat16": ("BF16", 2), "float16": ("F16", 2), "float32": ("F32", 4)}
 MAX_QUOTED = 200
@@ -26,11 +25,12 @@ MAX_QUOTED = 200
 def write_safetensors(
     path: Path,
     shapes: Mapping[str, tuple[int, ...]],
-    tensors: Iterable[tuple[str, torch.Tensor]],
+    read: Callable[[str], np.ndarray],
     *,
     dtype: Dtype,
+    progress: Progress,
 ) -> None:
-    """Write the named tensors, cast to `dtype`; `tensors` yields each name of `shapes` once, in the same order."""
+    """Write the named tensors, cast to `dtype`; `read` returns the float32 values of each name in turn."""
     import torch
 
     code, item_bytes = CODES[dtype]
@@ -41,15 +41,17 @@ def write_safetensors(
         header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    expected = iter(shapes.items())
+    done_bytes = 0
     with path.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little"))
         stream.write(text)
-        for name, tensor in tensors:
-            assert (name, tuple(tensor.shape)) == next(expected), name
-            values = tensor.to(getattr(torch, dtype)).contiguous()
-            stream.write(values.view(torch.uint8).numpy().data)
-    assert next(expected, None) is None
+        for name, shape in shapes.items():
+            values = np.require(read(name), requirements=["C", "W"])
+            assert values.shape == shape, name
+            raw = torch.from_numpy(values).to(getattr(torch, dtype)).view(torch.uint8).numpy().data
+            stream.write(raw)
+            done_bytes += raw.nbytes
+            progress("convert", done_bytes, end)
 
 
 def check_safetensors(path: Path) -> tuple[int, int]:

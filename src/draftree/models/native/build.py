@@ -390,23 +390,21 @@ def compile_variants(variants: Sequence[Variant], folder: Path) -> dict[Variant,
     with tempfile.TemporaryDirectory(prefix=WORK, dir=folder, ignore_cleanup_errors=True) as name:
         work = Path(name)
         sources = sorted(SOURCES, key=lambda source: -source.stat().st_size)
-        steps = [
-            (variant, source, work / f"{variant.name}-{source.stem}.o") for source in sources for variant in variants
-        ]
+        objects = {
+            (variant, source): work / f"{variant.name}-{source.stem}.o" for source in sources for variant in variants
+        }
         errors: dict[Variant, NativeUnavailableError] = {}
-        commands = [
-            [*compiler, *FLAGS, *_cpu_flags(variant, compiler), "-c", "-o", os.fspath(to), os.fspath(source)]
-            for variant, source, to in steps
-        ]
-        for (variant, _, _), error in zip(steps, _run_all(commands, work), strict=True):
+
+        def command(variant: Variant, *arguments: str | Path) -> list[str]:
+            return [*compiler, *FLAGS, *_cpu_flags(variant, compiler), *map(str, arguments)]
+
+        commands = [command(variant, "-c", "-o", to, source) for (variant, source), to in objects.items()]
+        for (variant, _), error in zip(objects, _run_all(commands, work), strict=True):
             if error is not None:
                 errors.setdefault(variant, error)
-        whole = [variant for variant in variants if variant not in errors]
-        outputs = {variant: work / f"{variant.name}.so" for variant in whole}
+        outputs = {variant: work / f"{variant.name}.so" for variant in variants if variant not in errors}
         commands = [
-            [*compiler, *FLAGS, *_cpu_flags(variant, compiler), "-shared", "-o", os.fspath(output)]
-            + [os.fspath(to) for other, _, to in steps if other is variant]
-            + ["-lm"]
+            command(variant, "-shared", "-o", output, *(objects[variant, source] for source in sources), "-lm")
             for variant, output in outputs.items()
         ]
         for (variant, output), error in zip(outputs.items(), _run_all(commands, work), strict=True):
@@ -486,7 +484,13 @@ def _run_all(commands: Sequence[Sequence[str]], work: Path) -> list[NativeUnavai
         _compilers.discard(process)
         if _exiting.is_set():
             raise SystemExit
-        return _compiler_error(command[0], process.returncode, output) if process.returncode else None
+        if not process.returncode:
+            return None
+        if reason := next((reason for reason in NO_ROOM if reason in output), None):
+            return _FolderError(reason)
+        first = next((line for line in output.splitlines() if "error" in line), output[:200]).strip()
+        why = first or f"it ended with status {process.returncode}"
+        return NativeUnavailableError(f"'{command[0]}' could not compile the native kernels: {why}")
 
     # threads, since an interrupt may arrive while a process starts, and is delivered to the main thread alone
     with ThreadPoolExecutor(usable_cores() or 1) as pool:
@@ -499,14 +503,6 @@ def _run_all(commands: Sequence[Sequence[str]], work: Path) -> list[NativeUnavai
                 for process in own & _compilers:
                     _kill(process)
             raise
-
-
-def _compiler_error(compiler: str, status: int, said: str) -> NativeUnavailableError:
-    if reason := next((reason for reason in NO_ROOM if reason in said), None):
-        return _FolderError(reason)
-    first = next((line for line in said.splitlines() if "error" in line), said[:200]).strip()
-    why = first or f"it ended with status {status}"
-    return NativeUnavailableError(f"'{compiler}' could not compile the native kernels: {why}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

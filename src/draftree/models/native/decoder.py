@@ -248,7 +248,7 @@ class NativeDecoder:
         quantization: str | None = None,
         share: Share | None = None,
     ) -> None:
-        self._library = library()
+        self.library = library()
         self._share = share
         if share is not None:
             assert isinstance(weights, Weights), "a share packs its own weights"
@@ -261,43 +261,30 @@ class NativeDecoder:
         self.logit_buffers = LogitBufferPool()
         self._form = CPass()  # arguments that all passes share
         if isinstance(weights, Weights):
-            weights = PackedWeights(self._library, blueprint, weights, kind=self._format, share=share)
-        self._packed: PackedSource = weights
-        self._biases = ScoreBiases(self._packed.biases, [layer.score_bias for layer in blueprint.layers])
+            weights = PackedWeights(self.library, blueprint, weights, kind=self._format, share=share)
+        self.packed: PackedSource = weights
+        self._biases = ScoreBiases(self.packed.biases, [layer.score_bias for layer in blueprint.layers])
 
     def store_codes(self) -> None:
         """Store keys and values of later passes in 8 bits, in rows of `KV_SCALE_BYTES` more than a head has numbers."""
-        self._packed.decoder.cache_format = FORMATS["int8"]
+        self.packed.decoder.cache_format = FORMATS["int8"]
         self._memory_version = -1
 
     def settle(self) -> None:
         """Finish work that would slow the first passes."""
 
     @property
-    def packed(self) -> PackedSource:
-        return self._packed
-
-    @property
     def num_layers(self) -> int:
         return len(self._blueprint.layers)
 
     @property
-    def instructions(self) -> str:
-        return self._library.instructions
-
-    @property
-    def max_count(self) -> int:
-        """Maximum number of entries that a native search returns for a row."""
-        return self._library.max_count
-
-    @property
     def weight_bytes(self) -> int:
-        return self._packed.num_bytes
+        return self.packed.num_bytes
 
     @property
     def read_bytes(self) -> int:
         """Size of the packed products that a pass over one row reads, in bytes: of experts those of one row."""
-        return read_bytes(self._library, self._packed.decoder)
+        return read_bytes(self.library, self.packed.decoder)
 
     @property
     def row_bytes(self) -> int:
@@ -314,7 +301,7 @@ class NativeDecoder:
         threads = torch.get_num_threads()  # one thread shares nothing, and reads keys once for all rows
         pieces = 1 if threads == 1 else -(-PIECES_OF_THREAD * threads // self._blueprint.kv_heads)
         fair = -(-rows // (pieces * LEAST_ROWS)) * LEAST_ROWS
-        return min(fair, self._library.rows_of_chunk)
+        return min(fair, self.library.rows_of_chunk)
 
     @property
     def _num_tokens(self) -> int:
@@ -323,47 +310,47 @@ class NativeDecoder:
 
     def input_embedding(self, dtype: torch.dtype | None = None) -> Tensor:
         """Return the embedding as passes use it, shape (vocab, hidden); of a share, the rows of its tokens."""
-        lookup = self._packed.decoder.lookup
+        lookup = self.packed.decoder.lookup
         if lookup.weight is not None:
-            return self._library.groups.unpack(lookup, self._num_tokens).to(dtype or self.dtype)
-        separate = self._packed.at(self._packed.decoder.embedding)
+            return self.library.groups.unpack(lookup, self._num_tokens).to(dtype or self.dtype)
+        separate = self.packed.at(self.packed.decoder.embedding)
         return self.output_head(dtype) if separate is None else separate
 
     def output_head(self, dtype: torch.dtype | None = None) -> Tensor:
         """Return the head as passes use it, shape (vocab, hidden), as a new tensor; of a share, its tokens' rows."""
-        head, dtype = self._packed.decoder.head, dtype or self.dtype
+        head, dtype = self.packed.decoder.head, dtype or self.dtype
         if head.format == FORMATS["grouped"]:
-            return self._library.groups.unpack(head, self._num_tokens).to(dtype)
-        packed = self._packed.at(head.weight)
+            return self.library.groups.unpack(head, self._num_tokens).to(dtype)
+        packed = self.packed.at(head.weight)
         assert packed is not None, "a decoder has a head"
-        scales = self._packed.at(head.scale)
+        scales = self.packed.at(head.scale)
         return unpack(packed, self._format, inputs=head.inputs, outputs=self._num_tokens, scales=scales).to(dtype)
 
     def product_weight(self, layer: int, name: str, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor | None]:
         """Return weight and bias of a product as packed: (outputs, inputs), gate and up in turns of 16 rows."""
-        linear, dtype = product_of(self._packed.layers[layer], name), dtype or self.dtype
+        linear, dtype = product_of(self.packed.layers[layer], name), dtype or self.dtype
         if linear.format == FORMATS["grouped"]:
-            return self._library.groups.unpack(linear, linear.outputs).to(dtype), self._packed.at(linear.bias)
-        blocks, scales = self._packed.product(layer, name)
+            return self.library.groups.unpack(linear, linear.outputs).to(dtype), self.packed.at(linear.bias)
+        blocks, scales = self.packed.product(layer, name)
         outputs = -(-linear.outputs // LANES) * LANES
         weight = unpack(blocks, linear.format, inputs=linear.inputs, outputs=outputs, scales=scales)
-        return weight[: linear.outputs].to(dtype), self._packed.at(linear.bias)
+        return weight[: linear.outputs].to(dtype), self.packed.at(linear.bias)
 
     def small_weight(self, layer: int | None, name: str) -> Tensor:
         """Return a norm of a layer, or of the whole model for None, float32."""
-        owner = self._packed.decoder if layer is None else self._packed.layers[layer]
-        weight = self._packed.at(getattr(owner, name))
+        owner = self.packed.decoder if layer is None else self.packed.layers[layer]
+        weight = self.packed.at(getattr(owner, name))
         assert weight is not None, "the model has this norm"
         return weight
 
     def final_norm(self, hidden: Tensor) -> Tensor:
-        return self._library.final_norm(self._packed.decoder, hidden.float().contiguous())
+        return self.library.final_norm(self.packed.decoder, hidden.float().contiguous())
 
     def embedding_facts(self) -> EmbeddingFacts:
-        plan, decoder = self._blueprint, self._packed.decoder
+        plan, decoder = self._blueprint, self.packed.decoder
         if plan.start_norm is not None:
             raise UnsupportedModelError(f"{plan.kind} normalizes embeddings: choose a drafter that reads none")
-        bias = self._packed.at(decoder.head.bias)
+        bias = self.packed.at(decoder.head.bias)
         if bias is not None and self._share is not None:
             raise UnsupportedModelError("the head's bias is divided among processes: choose a drafter that needs none")
         return EmbeddingFacts(
@@ -408,9 +395,9 @@ class NativeDecoder:
         if sources is not None:
             run.source, run.sources = place_of(sources.rows), place_of(sources.table)
             run.source_queries = address(sources.queries)
-        self._library.run(self._packed.decoder, run)
+        self.library.run(self.packed.decoder, run)
         at = RowsAt(buffer.address, len(logit_rows), vocab, vocab)
-        return layer_range.output(NativeLogits(self._library, at, buffer.memory, run.num_threads), captured)
+        return layer_range.output(NativeLogits(self.library, at, buffer.memory, run.num_threads), captured)
 
     def grow_trees(
         self,
@@ -440,7 +427,7 @@ class NativeDecoder:
         run.num_captured = len(layers)
         run.captured_layers = place_of(layers)
         run.captured = states.address
-        self._library.grow_trees(self._packed.decoder, run, trees.structure)
+        self.library.grow_trees(self.packed.decoder, run, trees.structure)
         del buffer, states  # the pass refers to their memory
 
     def _filled(
@@ -460,14 +447,14 @@ class NativeDecoder:
         """
         # avoids numpy and torch: a pass has evicted their code from the processor caches
         if memory is not None and memory.version != self._memory_version:
-            for index, layer in enumerate(self._packed.layers):
+            for index, layer in enumerate(self.packed.layers):
                 layer.keys, layer.values = memory.keys[index].data_ptr(), memory.values[index].data_ptr()
             self._form.places = memory.length
             self._form.slot_step = memory.keys[0].stride(0) // memory.keys[0].shape[-1]
             self._memory_version = memory.version
         longest = rows.longest if rope_positions is None else max(rope_positions, default=0) + 1
         self._ropes.point(self._form, longest=longest + ahead)
-        self._biases.point(self._form, self._packed.layers, longest=rows.longest)
+        self._biases.point(self._form, self.packed.layers, longest=rows.longest)
         buffer = self.logit_buffers.take(max(len(requested), logits), self._blueprint.vocab)
         run = CPass.from_buffer_copy(self._form)
         run.rows = rows.count
@@ -476,7 +463,7 @@ class NativeDecoder:
         run.num_threads = torch.get_num_threads()
         run.logit_rows, run.logits = place_of(requested), buffer.address
         if (share := self._share) is not None:
-            run.team = share.memory.at_least(self._library.team_bytes(self._packed.decoder, run.rows, run.num_logits))
+            run.team = share.memory.at_least(self.library.team_bytes(self.packed.decoder, run.rows, run.num_logits))
             run.team_rank = share.rank
             run.team_size = share.size
             if share.rank:

@@ -86,7 +86,7 @@ class NativeModel(SlottedModel):
 
     @property
     def instructions(self) -> str:
-        return self._decoder.instructions
+        return self._decoder.library.instructions
 
     @property
     def decoder(self) -> NativeDecoder:
