@@ -16,7 +16,9 @@ github.com/deepseek-ai/DeepSpec.
 
 from __future__ import annotations
 
+import itertools
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,10 +146,6 @@ def _rates(facts: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple[float, ..
 
 def _mean(rates: Sequence[Sequence[float]], weights: Sequence[Sequence[float]]) -> tuple[float, ...]:
     """Return the mean rate of each level over several temperatures, weighted by the drafts that reached it."""
-    found = []
-    for values, counts in zip(zip(*rates, strict=False), zip(*weights, strict=False), strict=True):
-        total = sum(counts)
-        if not total > 0:
-            break
-        found.append(sum(rate * count for rate, count in zip(values, counts, strict=True)) / total)
-    return tuple(found)
+    levels = zip(zip(*rates, strict=False), zip(*weights, strict=False), strict=True)
+    reached = itertools.takewhile(lambda level: sum(level[1]) > 0, levels)
+    return tuple(statistics.fmean(values, counts) for values, counts in reached)

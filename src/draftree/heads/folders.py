@@ -59,18 +59,16 @@ def require_tensors(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], l
         parts = [f"missing: {_listed(missing)}"] if missing else []
         parts += [f"unexpected: {_listed(unexpected)}"] if unexpected else []
         raise ModelLoadError(f"it does not have the tensors of layout '{layout}': {'; '.join(parts)}")
-    differing = [
+    if differing := [
         f"{name} has {_by(found[name].shape)} instead of {_by(tensor.shape)}"
         for name, tensor in wanted.items()
         if found[name].shape != tensor.shape
-    ]
-    if differing:
+    ]:
         raise ModelLoadError(
             f"it does not have the shapes of layout '{layout}': {_listed(differing, '; ')}: its config.json and its "
             "tensors contradict each other"
         )
-    other = sorted(name for name in wanted if not found[name].is_floating_point())
-    if other:
+    if other := sorted(name for name in wanted if not found[name].is_floating_point()):
         raise ModelLoadError(f"{_listed(other)} are not floating-point numbers: use weights that are not packed")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import reduce
 from typing import Any, final
 
 import torch
@@ -85,9 +86,9 @@ class DraftVocabulary:
 
     def mask(self) -> Tensor:
         """Return the tensor `t2d`: whether a token can be drafted, shape (vocabulary,), bool."""
-        found = torch.zeros(self.vocab_size, dtype=torch.bool, device=self.ids.device)
-        found[self.ids] = True
-        return found
+        mask = torch.zeros(self.vocab_size, dtype=torch.bool, device=self.ids.device)
+        mask[self.ids] = True
+        return mask
 
     def places(self, tokens: Tensor) -> Tensor:
         """Return the rows of tokens, -1 for tokens that cannot be drafted; int64, shape of `tokens`."""
@@ -135,8 +136,5 @@ def maps_of(vocabulary: DraftVocabulary) -> dict[str, Tensor]:
 
 def widest_dtype(tensors: Mapping[str, Tensor]) -> torch.dtype:
     """Return the dtype that holds all weights; float32 without weights."""
-    found: torch.dtype | None = None
-    for tensor in tensors.values():
-        if tensor.is_floating_point():
-            found = tensor.dtype if found is None else torch.promote_types(found, tensor.dtype)
-    return found or torch.float32
+    dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+    return reduce(torch.promote_types, dtypes) if dtypes else torch.float32

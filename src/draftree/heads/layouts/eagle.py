@@ -16,7 +16,7 @@ from torch import Tensor
 
 from draftree.core.errors import ModelLoadError
 from draftree.heads.config import EAGLE, EAGLE3, LAST_LAYER, HeadConfig
-from draftree.heads.layouts import HeadFolder, Values, layer_values, layers_json
+from draftree.heads.layouts import HeadFolder, layer_values, layers_json
 from draftree.heads.vocabulary import EMBEDDING, OUTPUT
 
 NAME = "eagle"
@@ -48,15 +48,30 @@ def configure(folder: HeadFolder) -> HeadConfig:
         "own_embedding": EMBEDDING in names,
         "own_output": OUTPUT in names,
     }
-    if is_third:
-        return HeadConfig(**known, **_eagle3(values, known), kind=EAGLE3, depth=DEPTHS[EAGLE3])
+    if not is_third:
+        return HeadConfig(
+            **known,
+            kind=EAGLE,
+            features=(LAST_LAYER,),
+            target_hidden=known["hidden"],
+            draft_vocab_size=known["vocab_size"],
+            depth=DEPTHS[EAGLE],
+        )
+    if known["num_layers"] > 1:
+        raise ModelLoadError(f"it is an EAGLE-3 head of {known['num_layers']} layers: use one of 1")
+    settings = values.part(SETTINGS, optional=True)
+    if not settings.get(FEATURES):
+        raise ModelLoadError(
+            f'config.json does not have {FEATURES}: for a target of N layers add "{SETTINGS}": {{"{FEATURES}": '
+            "[1, N // 2 - 1, N - 4]}, with the numbers in place of N"
+        )
     return HeadConfig(
         **known,
-        kind=EAGLE,
-        features=(LAST_LAYER,),
-        target_hidden=known["hidden"],
-        draft_vocab_size=known["vocab_size"],
-        depth=DEPTHS[EAGLE],
+        kind=EAGLE3,
+        features=tuple(layer + 1 for layer in settings.layers(FEATURES)),
+        target_hidden=values.whole("target_hidden_size", known["hidden"]),
+        draft_vocab_size=values.whole("draft_vocab_size", known["vocab_size"]),
+        depth=DEPTHS[EAGLE3],
     )
 
 
@@ -83,19 +98,3 @@ def with_their_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _renamed(name: str, old: str, new: str) -> str:
     return new + name.removeprefix(old) if name.startswith(old) else name
-
-
-def _eagle3(values: Values, known: dict[str, Any]) -> dict[str, Any]:
-    if known["num_layers"] > 1:
-        raise ModelLoadError(f"it is an EAGLE-3 head of {known['num_layers']} layers: use one of 1")
-    settings = values.part(SETTINGS, optional=True)
-    if not settings.get(FEATURES):
-        raise ModelLoadError(
-            f'config.json does not have {FEATURES}: for a target of N layers add "{SETTINGS}": {{"{FEATURES}": '
-            "[1, N // 2 - 1, N - 4]}, with the numbers in place of N"
-        )
-    return {
-        "features": tuple(layer + 1 for layer in settings.layers(FEATURES)),
-        "target_hidden": values.whole("target_hidden_size", known["hidden"]),
-        "draft_vocab_size": values.whole("draft_vocab_size", known["vocab_size"]),
-    }

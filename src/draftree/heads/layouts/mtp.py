@@ -118,13 +118,13 @@ def layer_config(layer: Values, *, depth: int, target_name: str, target_architec
 
 def _with_joined_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors with those of all experts in one, as transformers has them."""
-    found, experts = {}, {}  # type: ignore[var-annotated]
+    joined: dict[str, Tensor] = {}
+    experts: dict[str, dict[tuple[int, str], Tensor]] = {}
     for name, tensor in tensors.items():
-        match = _EXPERT.fullmatch(name)
-        if match is None:
-            found[name] = tensor
+        if match := _EXPERT.fullmatch(name):
+            experts.setdefault(match[1], {})[int(match[2]), match[3]] = tensor
         else:
-            experts.setdefault(match.group(1), {})[int(match.group(2)), match.group(3)] = tensor
+            joined[name] = tensor
     for name, products in experts.items():
         count = 1 + max(index for index, _ in products)
         missing = [
@@ -136,6 +136,6 @@ def _with_joined_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if missing:
             raise ModelLoadError(f"an MTP layer lacks products of experts: missing: {', '.join(missing[:12])}")
         both = [torch.cat((products[i, "gate"], products[i, "up"])) for i in range(count)]
-        found[f"{name}.gate_up_proj"] = torch.stack(both)
-        found[f"{name}.down_proj"] = torch.stack([products[i, "down"] for i in range(count)])
-    return found
+        joined[f"{name}.gate_up_proj"] = torch.stack(both)
+        joined[f"{name}.down_proj"] = torch.stack([products[i, "down"] for i in range(count)])
+    return joined

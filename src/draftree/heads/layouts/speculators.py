@@ -60,9 +60,14 @@ def configure(folder: HeadFolder) -> HeadConfig:
         raise ModelLoadError(f"{LAYERS} has model_type={model_type!r}: layers of '{LLAMA}' and '{QWEN3}' are supported")
     known = layer_values(layer)
     known["attention_bias"] |= "layers.0.self_attn.q_proj.bias" in names
+    if kind in (DFLASH, DSPARK):
+        known |= _block(values, layer, kind)
+    else:
+        has_default = kind == EAGLE and values.get(FEATURES) is None
+        known["features"] = (LAST_LAYER,) if has_default else values.layers(FEATURES)
+        known |= {name: values.flag(name) for name in NORMS}
     return HeadConfig(
         **known,
-        **(_block(values, layer, kind) if kind in (DFLASH, DSPARK) else _levels(values, kind)),
         **_method(values),
         kind=kind,
         target_hidden=values.whole("target_hidden_size", known["hidden"]),
@@ -87,7 +92,7 @@ def values(config: HeadConfig) -> dict[str, Any]:
     """Return the content of `config.json` for a head."""
     if config.kind not in ARCHITECTURES:
         raise ModelLoadError(f"heads of kind '{config.kind}' cannot be written in the layout '{NAME}'")
-    found: dict[str, Any] = {
+    content: dict[str, Any] = {
         "architectures": [ARCHITECTURES[config.kind]],
         TYPE: config.kind,
         "speculators_version": VERSION,
@@ -96,30 +101,49 @@ def values(config: HeadConfig) -> dict[str, Any]:
         BLOCK_FEATURES if config.is_block else FEATURES: list(config.features),
         # vLLM takes the width of `fc` from the layers, not from the list of hidden states
         LAYERS: {**layers_json(config), "num_aux_hidden_states": len(config.features)},
-        METHODS: _method_json(config),
+        METHODS: {
+            "algorithm": config.kind,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [
+                {
+                    "proposal_type": "greedy",
+                    "speculative_tokens": config.depth,
+                    "verifier_accept_k": 1,
+                    "accept_tolerance": 0.0,
+                }
+            ],
+            "verifier": {
+                "name_or_path": config.target_name,
+                "architectures": [config.target_architecture] if config.target_architecture else [],
+            },
+        },
     }
     if config.kind == EAGLE:
-        return {**found, "layernorms": False, "fusion_bias": config.fc_bias}
-    if config.is_block:
-        return {**found, **_block_json(config)}
-    if config.kind == PEAGLE:
-        found["mask_token_id"] = config.mask_token_id
-    return {**found, **{name: getattr(config, name) for name in NORMS}, "embed_requires_grad": config.kind == PEAGLE}
-
-
-def _levels(values: Values, kind: str) -> dict[str, Any]:
-    """Return the values of kinds of the EAGLE family."""
-    has_default = kind == EAGLE and values.get(FEATURES) is None
-    return {
-        "features": (LAST_LAYER,) if has_default else values.layers(FEATURES),
-        **{name: values.flag(name) for name in NORMS},
+        return content | {"layernorms": False, "fusion_bias": config.fc_bias}
+    if config.kind == PEAGLE or config.is_block:
+        content["mask_token_id"] = config.mask_token_id
+    if not config.is_block:
+        norms = {name: getattr(config, name) for name in NORMS}
+        return content | norms | {"embed_requires_grad": config.kind == PEAGLE}
+    content |= {
+        "block_size": config.block_size,
+        "sample_from_anchor": config.anchor_predicts,
+        "sliding_window_non_causal": not config.causal_windows,
     }
+    if config.kind == DSPARK:
+        content |= {
+            "markov_rank": config.markov_rank,
+            "markov_head_type": config.markov_type,
+            "enable_confidence_head": config.has_confidence,
+            "confidence_head_with_markov": config.confidence_with_markov,
+        }
+    return content
 
 
 def _block(values: Values, layer: Values, kind: str) -> dict[str, Any]:
     """Return the values of DFlash and DSpark."""
     values.require(BLOCK_FEATURES, "mask_token_id", "block_size")
-    found = {
+    block = {
         "features": values.layers(BLOCK_FEATURES),
         "block_size": values.whole("block_size"),
         "anchor_predicts": values.flag("sample_from_anchor", default=kind == DSPARK),
@@ -127,32 +151,14 @@ def _block(values: Values, layer: Values, kind: str) -> dict[str, Any]:
         "causal_windows": not values.flag("sliding_window_non_causal"),
     }
     if kind == DFLASH:
-        return found
+        return block
     has_confidence = values.flag("enable_confidence_head", default=True)
-    return found | {
+    return block | {
         "markov_rank": values.whole("markov_rank", 256),
         "markov_type": values.text("markov_head_type", "vanilla"),
         "has_confidence": has_confidence,
         "confidence_with_markov": values.flag("confidence_head_with_markov", default=True) and has_confidence,
     }
-
-
-def _block_json(config: HeadConfig) -> dict[str, Any]:
-    """Return what `_block` reads."""
-    found: dict[str, Any] = {
-        "block_size": config.block_size,
-        "mask_token_id": config.mask_token_id,
-        "sample_from_anchor": config.anchor_predicts,
-        "sliding_window_non_causal": not config.causal_windows,
-    }
-    if config.kind == DSPARK:
-        found |= {
-            "markov_rank": config.markov_rank,
-            "markov_head_type": config.markov_type,
-            "enable_confidence_head": config.has_confidence,
-            "confidence_head_with_markov": config.confidence_with_markov,
-        }
-    return found
 
 
 def _method(values: Values) -> dict[str, Any]:
@@ -165,23 +171,4 @@ def _method(values: Values) -> dict[str, Any]:
         "depth": proposals[0].whole("speculative_tokens", depth) if proposals else depth,
         "target_name": target.text("name_or_path"),
         "target_architecture": next(iter(target.texts("architectures")), ""),
-    }
-
-
-def _method_json(config: HeadConfig) -> dict[str, Any]:
-    """Return what `_method` reads."""
-    proposal = {
-        "proposal_type": "greedy",
-        "speculative_tokens": config.depth,
-        "verifier_accept_k": 1,
-        "accept_tolerance": 0.0,
-    }
-    return {
-        "algorithm": config.kind,
-        "default_proposal_method": "greedy",
-        "proposal_methods": [proposal],
-        "verifier": {
-            "name_or_path": config.target_name,
-            "architectures": [config.target_architecture] if config.target_architecture else [],
-        },
     }

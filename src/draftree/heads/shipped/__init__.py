@@ -21,15 +21,8 @@ FORMAT = 1
 MAX_BYTES = 16_000_000
 """Maximum size of a folder."""
 FACTS = (
-    "model_type",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "vocab_size",
-    "hidden_act",
-    "rms_norm_eps",
+    *("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "vocab_size", "hidden_act", "rms_norm_eps"),
 )
 """Values of `config.json` that identify a target besides its weights; the rotary positions are added."""
 
