@@ -6,50 +6,38 @@ python benchmarks/distributions.py MODEL --draft-model NAME [--category NAME] [-
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import Any
 
 import typer
 from closeness import DistributionSettings, prepare
 
-from draftree.cli.bench import COMPARED, HOW, Category, Limit, MaxTokens, Output, Prompts, Seed, listed, write_and_show
+from draftree.cli.bench import COMPARED, HOW, RESULTS, PromptOptions, listed, write_and_show
 from draftree.cli.layout import option
-from draftree.cli.options import Model, Setup, complete_model, require_new, takes_setup
+from draftree.cli.options import Setup, complete_model, require_new, takes, takes_setup, values_of
 from draftree.cli.render import resolve_with_bar
 from draftree.core.errors import DraftreeError
 from draftree.lab.analysis.theory import kept_by_rule
 
 
 @takes_setup("dtype", "device", "threads", "trust_remote_code")
+@takes("chosen", values_of(PromptOptions), max_tokens=48)
 def distributions(
-    model: Model,
     *,
-    draft_model: Annotated[
-        str,
-        option("The drafter's model.", "NAME", COMPARED, complete=complete_model),
-    ],
-    temperatures: Annotated[
-        str, option("Temperatures of texts and distributions.", "X,X,...", COMPARED)
-    ] = "0,0.5,0.8,1,1.25,1.5",
-    prompts: Prompts = None,
-    category: Category = None,
-    limit: Limit = None,
-    max_tokens: MaxTokens = 48,
-    seed: Seed = 0,
-    draws: Annotated[int, option("Number of noise seeds to average over.", "N", HOW)] = 8,
+    draft_model: str = option(..., "The drafter's model.", "NAME", COMPARED, complete=complete_model),
+    temperatures: str = option("0,0.5,0.8,1,1.25,1.5", "Temperatures of texts and distributions.", "X,X,...", COMPARED),
+    chosen: dict[str, Any],
+    draws: int = option(8, "Number of noise seeds to average over.", "N", HOW),
     setup: Setup,
-    output: Output = None,
+    output: Path | None = RESULTS,
 ) -> None:
     """Compare a drafter's distributions with the target's: acceptance rates, also under each verifier."""
     require_new(output)
     settings = DistributionSettings(
-        model=model,
+        model=setup.model,
         draft_model=draft_model,
         temperatures=listed(temperatures, "--temperatures", kind=float, example="0,0.8"),
-        prompts=prompts,
-        categories=tuple(category or ()),
-        limit=limit,
-        max_tokens=max_tokens,
-        seed=seed,
+        **chosen,
         draws=draws,
         dtype=setup.dtype,
         device=setup.device,

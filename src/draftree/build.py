@@ -25,7 +25,7 @@ from draftree.drafters.wrappers.merged import MergedDrafter, part_draw
 from draftree.engine.parts import EngineParts, agree, require_picks
 from draftree.engine.sequence import DraftChoice
 from draftree.loading.auto_draft import FALLBACK_DRAFTS, AutoCandidate, auto_candidates
-from draftree.loading.encoder_decoder import is_encoder_decoder_target, require_drafter
+from draftree.loading.encoder_decoder import is_encoder_decoder_target
 from draftree.loading.loaded import LoadedModel, kernels_of_drafter, require_layers
 from draftree.loading.resolve import require_extras, resolve_model
 from draftree.models.base import Extend, LanguageModel, Pass, Slot
@@ -275,6 +275,16 @@ def _only(specs: list[Spec], kind: str, text: str) -> Spec:
     return specs[0]
 
 
+def require_sources(name: str, traits: DraftTraits) -> None:
+    """Raise for drafters that cannot read the source of an encoder-decoder target."""
+    if traits.runs_model and not traits.reads_sources:
+        raise ConfigurationError(
+            f"drafter '{name}' runs a part of a model or a head, and the target is an encoder-decoder model, whose "
+            "source it cannot read: use model:NAME with a model of the same tokenizer, or suffix or ngram, which copy "
+            "from the source too"
+        )
+
+
 def require_fit(methods: Methods, target: LoadedModel) -> None:
     """Check that a target can be used with the drafters; loads nothing.
 
@@ -286,7 +296,7 @@ def require_fit(methods: Methods, target: LoadedModel) -> None:
             f"this drafter drafts trees with branches, but '{target.name}' scores chains only: draft a chain"
         )
     if is_encoder_decoder_target(target):
-        require_drafter(methods.source, methods.traits)
+        require_sources(methods.source, methods.traits)
     require_layers(methods.traits.features, target)
 
 
@@ -465,7 +475,7 @@ def choose_each(options: ModelOptions) -> list[Methods]:
     ]
     if is_encoder_decoder_target(options.model):
         for methods in each:
-            require_drafter(methods.draft, methods.traits)
+            require_sources(methods.draft, methods.traits)
     return each
 
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
 
 import numpy as np
@@ -74,38 +73,33 @@ class ProgressBar:
     """
 
     def __init__(self, total: int, *, shown: bool | None) -> None:
-        self._progress: Any = None
         self._total = total
-        self.is_shown = total > 1 and sys.stderr.isatty() if shown is None else shown
+        self._progress: Any = None
+        self._is_shown = total > 1 and sys.stderr.isatty() if shown is None else shown
 
     def __enter__(self) -> Self:
-        if self.is_shown:
+        if self._is_shown:
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+            columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[tokens]} tokens"))
             self._progress = Progress(
-                TextColumn("writing"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[tokens]} tokens"),
-                TimeRemainingColumn(),
-                console=Console(stderr=True),
-                transient=True,
+                TextColumn("writing"), *columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True
             )
             self._progress.start()
             self._task = self._progress.add_task("", total=self._total, tokens=0)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._progress is not None:
             self._progress.stop()
 
-    def show(self, num_done: int, num_tokens: int) -> None:
-        """Update the number of finished texts and the total number of tokens."""
+    def show(self, sequences: Sequence[WritingSequence]) -> None:
+        """Show how many of all sequences are finished, and their tokens."""
         if self._progress is not None:
-            self._progress.update(self._task, completed=num_done, tokens=num_tokens)
+            done = sum(sequence.is_finished for sequence in sequences)
+            tokens = sum(sequence.history.num_output_tokens for sequence in sequences)
+            self._progress.update(self._task, completed=done, tokens=tokens)
 
 
 def write_all(
@@ -140,8 +134,7 @@ def write_all(
                 for update in updates:
                     if on_update is not None and update is not None:
                         on_update(update)
-                if bar.is_shown:
-                    bar.show(len(sequences) - len(going), sum(s.history.num_output_tokens for s in sequences))
+                bar.show(sequences)
         finally:
             engine.abort(sequences)
 

@@ -45,7 +45,7 @@ class Written:
 
     @property
     def completions(self) -> list[Completion]:
-        whole = [one for one in self.sequences if one.finish_reason is not FinishReason.ERROR]
+        whole = (each for each in self.sequences if each.finish_reason is not FinishReason.ERROR)
         return [completion_of(sequence, prompt_index=0) for sequence in whole]
 
 
@@ -78,14 +78,22 @@ def write_prompts(
                 note(notes.dim(setup.auto_note))
             line = decoding_line(stats, time.perf_counter() - start, drafted=not setup.is_plain)
             note(notes.dim(f"{len(done)} prompts, {line}"))
-    raise_failures(done)
+    failed = [written for written in done if written.error is not None]
+    if failed:
+        first = failed[0]
+        raise GenerationError(
+            f"{len(failed)} of {len(done)} prompts failed; the first, {first.prompt.place}: {first.error}"
+        ) from first.error
 
 
 def require_fitting_options(prompts: Sequence[FilePrompt], task: Task) -> None:
     """Refuse prompt options for lines that are whole conversations."""
-    option = "--no-chat" if task.chat is False else None if task.system is None else "--system"
-    if option is None and task.decoder.get("source_lang") is not None:
-        option = "--source-lang"
+    chosen = {
+        "--no-chat": task.chat is False,
+        "--system": task.system is not None,
+        "--source-lang": task.decoder.get("source_lang") is not None,
+    }
+    option = next((name for name, is_chosen in chosen.items() if is_chosen), None)
     conversation = next((prompt for prompt in prompts if prompt.messages is not None), None)
     if conversation is not None and option is not None:
         raise InvalidRequestError(
@@ -98,18 +106,15 @@ def write_in_order(llm: LLM, prompts: Sequence[FilePrompt], request: Request) ->
     """Run all prompts as one batch; yield each once it and all before it are finished."""
     made = [sequences_of(llm, prompt, request) for prompt in prompts]
     everything = [sequence for _, sequences in made for sequence in sequences]
-    # no progress bar between texts on a terminal
-    hidden = None if not is_terminal(sys.stdout) else False
     start = time.perf_counter()
-    with ProgressBar(len(everything), shown=hidden) as bar:
+    # no progress bar between texts on a terminal
+    with ProgressBar(len(everything), shown=False if is_terminal(sys.stdout) else None) as bar:
         llm.engine.add(*everything)
         try:
             for prompt, (chat, sequences) in zip(prompts, made, strict=True):
                 while not all(sequence.is_finished for sequence in sequences):
                     llm.engine.step()
-                    if bar.is_shown:
-                        count = sum(sequence.is_finished for sequence in everything)
-                        bar.show(count, sum(sequence.history.num_output_tokens for sequence in everything))
+                    bar.show(everything)
                 yield Written(prompt, chat, sequences, time.perf_counter() - start)
         finally:
             llm.engine.abort(everything)
@@ -123,8 +128,7 @@ def sequences_of(llm: LLM, prompt: FilePrompt, request: Request) -> tuple[bool, 
         else:
             task = dataclasses.replace(request.task, text=str(prompt.prompt)).decided(llm)
             chat = bool(task.chat)
-            given = task.messages if chat else task.text
-            ids = llm.prompts.encode(given, source_lang=task.decoder.get("source_lang"))
+            ids = llm.prompts.encode(task.messages if chat else task.text, source_lang=task.decoder.get("source_lang"))
         decoder = request.task.decoder
         params = fitted_to_context(request.params, llm, ids, decoder) if request.fits_context else request.params
         return chat, llm.requests.sequences(ids, llm.prompts.with_start(RequestOptions.of(params, **decoder)))
@@ -150,12 +154,3 @@ def show(written: Written, screen: Screen) -> None:
             assert update is not None, "a finished sequence has a last update"
             screen.show(update)
     screen.finish()
-
-
-def raise_failures(done: Sequence[Written]) -> None:
-    failed = [written for written in done if written.error is not None]
-    if failed:
-        first = failed[0]
-        raise GenerationError(
-            f"{len(failed)} of {len(done)} prompts failed; the first, {first.prompt.place}: {first.error}"
-        ) from first.error

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -16,17 +16,17 @@ from draftree.beam.trace import BeamTrace, tree_svg
 from draftree.beam.trie import TokenTrie
 from draftree.cli.layout import option
 from draftree.cli.options import (
+    AS_JSON,
+    CHAT,
     EXECUTION_OPTIONS,
-    AsJson,
-    Chat,
-    Model,
-    Prompt,
+    PROMPT,
+    SYSTEM,
     Setup,
-    System,
     decoder_of,
     import_engine,
     takes,
     takes_setup,
+    values_of,
 )
 from draftree.cli.prompt import Task, read_prompt
 from draftree.cli.render import note, say
@@ -72,104 +72,85 @@ def read_changes(texts: Sequence[str]) -> dict[str, Any]:
     return changes
 
 
+class SearchOptions:
+    beam_width: int | None = option(None, "Number of beams; 4 if not given.", "N", PANEL)
+    num_return_sequences: int | None = option(
+        None, "Number of texts, at most --beam-width; 1 if not given.", "N", PANEL
+    )
+    max_new_tokens: int | None = option(None, "Maximum number of generated tokens; 64 if not given.", "N", PANEL)
+    length_penalty: float | None = option(
+        None, "A score is the log-probability over length**X; 0 is the sum, and 1 if not given.", "X", PANEL
+    )
+
+
 @takes_setup(*EXECUTION_OPTIONS, draft=None, generation_config="none")
+@takes("limits", values_of(SearchOptions))
 @takes("decoder", decoder_of)
 def beam(
-    model: Model,
-    prompt: Prompt = None,
+    prompt: str | None = PROMPT,
     *,
-    beam_width: Annotated[int | None, option("Number of beams; 4 if not given.", "N", PANEL)] = None,
-    num_return_sequences: Annotated[
-        int | None, option("Number of texts, at most --beam-width; 1 if not given.", "N", PANEL)
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None, option("Maximum number of generated tokens; 64 if not given.", "N", PANEL)
-    ] = None,
-    length_penalty: Annotated[
-        float | None,
-        option("A score is the log-probability over length**X; 0 is the sum, and 1 if not given.", "X", PANEL),
-    ] = None,
-    preset: Annotated[str, option(f"Rules of another library: {', '.join(PRESETS)}.", "NAME", PANEL)] = "hf",
-    changes: Annotated[
-        list[str] | None,
-        option(
-            "Another parameter of BeamSearchParams, such as early_stopping=never or stop='[\"END\"]'; repeatable.",
-            "NAME=VALUE",
-            PANEL,
-            names="--set",
-        ),
-    ] = None,
-    force_phrase: Annotated[
-        list[str] | None,
-        option("A phrase that every text contains, in the tokenizer's own split of it; repeatable.", "TEXT", PANEL),
-    ] = None,
-    allowed_texts: Annotated[
-        Path | None,
-        option("A file with a text in each line: the result is one of them. Blank lines are skipped.", "FILE", PANEL),
-    ] = None,
-    ensemble: Annotated[
-        list[str] | None,
-        option("A further model of the same vocabulary, whose probabilities are averaged; repeatable.", "MODEL", PANEL),
-    ] = None,
-    lm_model: Annotated[
-        str | None,
-        option(
-            "A causal model of the same vocabulary, whose log-probabilities are added (shallow fusion).", "MODEL", PANEL
-        ),
-    ] = None,
-    draft: Annotated[
-        str | None,
-        option(
-            "Drafter of the next beams, which changes the number of passes and not the result: ngram, suffix, "
-            "runners-up, model:NAME, or several joined by '+'.",
-            "METHOD",
-            PANEL,
-        ),
-    ] = None,
-    svg: Annotated[Path | None, option("Write the tree of the search as SVG.", "FILE", PANEL)] = None,
-    svg_step: Annotated[
-        int | None,
-        option(
-            "With --svg: draw the state after this many steps; the end of the search if not given.", "N", PANEL, min=1
-        ),
-    ] = None,
+    limits: dict[str, Any],
+    preset: str = option("hf", f"Rules of another library: {', '.join(PRESETS)}.", "NAME", PANEL),
+    changes: list[str] | None = option(
+        None,
+        "Another parameter of BeamSearchParams, such as early_stopping=never or stop='[\"END\"]'; repeatable.",
+        "NAME=VALUE",
+        PANEL,
+        names="--set",
+    ),
+    force_phrase: list[str] | None = option(
+        None, "A phrase that every text contains, in the tokenizer's own split of it; repeatable.", "TEXT", PANEL
+    ),
+    allowed_texts: Path | None = option(
+        None, "A file with a text in each line: the result is one of them. Blank lines are skipped.", "FILE", PANEL
+    ),
+    ensemble: list[str] | None = option(
+        None, "A further model of the same vocabulary, whose probabilities are averaged; repeatable.", "MODEL", PANEL
+    ),
+    lm_model: str | None = option(
+        None,
+        "A causal model of the same vocabulary, whose log-probabilities are added (shallow fusion).",
+        "MODEL",
+        PANEL,
+    ),
+    draft: str | None = option(
+        None,
+        "Drafter of the next beams, which changes the number of passes and not the result: ngram, suffix, "
+        "runners-up, model:NAME, or several joined by '+'.",
+        "METHOD",
+        PANEL,
+    ),
+    svg: Path | None = option(None, "Write the tree of the search as SVG.", "FILE", PANEL),
+    svg_step: int | None = option(
+        None, "With --svg: draw the state after this many steps; the end of the search if not given.", "N", PANEL, min=1
+    ),
     decoder: DecoderOptions,
-    chat: Chat = None,
-    system: System = None,
+    chat: bool | None = CHAT,
+    system: str | None = SYSTEM,
     setup: Setup,
-    as_json: AsJson = False,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Search the most likely texts with beams. They go to standard output, best first; scores to standard error."""
     if svg_step is not None and svg is None:
         raise typer.BadParameter("it needs --svg FILE", param_hint="--svg-step")
-    if chat is False and system is not None:
-        raise typer.BadParameter("--no-chat has no system message: leave one of them out", param_hint="--system")
-    named = {
-        "beam_width": beam_width,
-        "num_return_sequences": num_return_sequences,
-        "max_new_tokens": max_new_tokens,
-        "length_penalty": length_penalty,
-    }
-    named = {name: value for name, value in named.items() if value is not None}
-    given = read_changes(changes or ())
-    twice = next((name for name in named if name in given), None)
-    if twice is not None:
+    limits = {name: value for name, value in limits.items() if value is not None}
+    others = read_changes(changes or ())
+    if twice := next((name for name in limits if name in others), None):
         raise typer.BadParameter(f"{twice} has an option of its own, which is given: set it once", param_hint="--set")
     # refused without a language model, which is loaded later
-    weight = {} if lm_model is None or "lm_weight" not in given else {"lm_weight": given.pop("lm_weight")}
+    weight = {} if lm_model is None or "lm_weight" not in others else {"lm_weight": others.pop("lm_weight")}
     allowed = read_texts(allowed_texts)
     # these stand for the texts, so that conflicts are found before a model is loaded
     stand_ins: dict[str, Any] = {"force_words_ids": [[0]]} if force_phrase else {}
     if allowed:
         stand_ins["allowed_trie"] = TokenTrie([[0]])
-    params = BeamSearchParams.preset(preset, **named, **given, **stand_ins)
+    params = BeamSearchParams.preset(preset, **limits, **others, **stand_ins)
     task = Task(read_prompt(prompt), system, chat, decoder)
-    for name in (model, *(ensemble or ()), *([] if lm_model is None else [lm_model])):
+    for name in (setup.model, *(ensemble or ()), *([] if lm_model is None else [lm_model])):
         require_sound(name)
     import_engine()
     from draftree.cli.runs import dump, fetch_and_load
 
-    setup = dataclasses.replace(setup, model=model)
     llm = setup.llm(fetch_and_load(setup))
     task = task.decided(llm)
     loaded: dict[str, Any] = {}
@@ -191,7 +172,10 @@ def beam(
     if svg is not None:
         write_svg(svg, trace, llm.tokenizer, task.text, step=svg_step)
     if as_json:
-        say(dump({"model": model, "chat": task.chat, "seconds": seconds, **to_json(result)}) + "\n")
+        about = {"model": setup.model, "chat": task.chat, "seconds": seconds}
+        counts = {name: getattr(result, name) for name in ("num_steps", "num_passes", "num_drafted", "num_used")}
+        texts = [dataclasses.asdict(hypothesis) for hypothesis in result.hypotheses]
+        say(dump({**about, "prompt_tokens": len(result.prompt_token_ids), **counts, "hypotheses": texts}) + "\n")
     else:
         show(result, seconds)
 
@@ -209,17 +193,6 @@ def write_svg(path: Path, trace: BeamTrace, tokenizer: Tokenizer | None, prompt:
         path.write_text(tree_svg(trace, text_of, prompt=prompt, step=step), "utf-8")
     except OSError as error:
         raise typer.BadParameter(f"{path} cannot be written: {error.strerror}", param_hint="--svg") from error
-
-
-def to_json(result: BeamResult) -> dict[str, Any]:
-    return {
-        "prompt_tokens": len(result.prompt_token_ids),
-        "num_steps": result.num_steps,
-        "num_passes": result.num_passes,
-        "num_drafted": result.num_drafted,
-        "num_used": result.num_used,
-        "hypotheses": [dataclasses.asdict(hypothesis) for hypothesis in result.hypotheses],
-    }
 
 
 def show(result: BeamResult, seconds: float) -> None:

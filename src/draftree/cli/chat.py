@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from typing import TYPE_CHECKING
 
 import typer
 
 from draftree.cli.flags import sampling_of
-from draftree.cli.generate import Stream
-from draftree.cli.options import ALL_OPTIONS, AsJson, Model, Setup, System, When, import_engine, takes, takes_setup
+from draftree.cli.generate import STREAM
+from draftree.cli.options import ALL_OPTIONS, AS_JSON, COLOUR, SYSTEM, Setup, import_engine, takes, takes_setup
 from draftree.cli.render import Colour, Style, is_terminal, note, say
 from draftree.loading.resolve import require_sound
 from draftree.sampling.params import SamplingParams
@@ -29,14 +28,13 @@ NOT_OF_CHATS = frozenset({"n", "logprobs", "prompt_logprobs", "truncate_prompt_t
 @takes("params", sampling_of(without=NOT_OF_CHATS, defaults=DEFAULTS))
 @takes_setup(*(name for name in ALL_OPTIONS if name != "learn"))
 def chat(
-    context: typer.Context,
-    model: Model,
     *,
+    context: typer.Context,
     setup: Setup,
-    system: System = None,
-    stream: Stream = None,
-    colour: When = Colour.AUTO,
-    as_json: AsJson = False,
+    system: str | None = SYSTEM,
+    stream: bool | None = STREAM,
+    colour: Colour = COLOUR,
+    as_json: bool = AS_JSON,
     params: SamplingParams,
 ) -> None:
     """Chat with a model. /help lists the commands of the chat.
@@ -46,12 +44,11 @@ def chat(
     from draftree.cli.generate import check_output
 
     check_output(params, as_json=as_json, stream=stream, colour=colour)
-    require_sound(model)
+    require_sound(setup.model)
     import_engine()
     from draftree.cli.chat_session import Conversation, Drafting, PipeReader, Session, TerminalReader
     from draftree.cli.runs import Screen
 
-    setup = dataclasses.replace(setup, model=model)
     is_interactive = is_terminal(sys.stdin) and is_terminal(sys.stdout) and not as_json
     answers = Style.chosen(colour, sys.stdout)
     notes = answers if is_interactive else Style.chosen(colour, sys.stderr)

@@ -15,19 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from draftree.build import Methods
+from draftree.cli.main import sentence_of
 from draftree.cli.options import require_new
-from draftree.cli.prompt import Task, fitted_to_context
+from draftree.cli.prompt import Task, fitted_to_context, utf8
 from draftree.cli.render import Style, decoding_line, note, resolve_with_bar, say, waiting
 from draftree.cli.runs import Run, Screen, Setup, dump, fetch_and_load, lossy_line, report
-from draftree.core.errors import (
-    OUT_OF_MEMORY,
-    ConfigurationError,
-    DraftreeError,
-    InvalidRequestError,
-    harmless,
-    is_out_of_memory,
-    suggestion,
-)
+from draftree.core.errors import ConfigurationError, DraftreeError, InvalidRequestError, harmless, suggestion
 from draftree.drafters import drafts
 from draftree.engine.sequence import Update
 from draftree.llm import LLM
@@ -69,10 +62,15 @@ class Conversation:
         self.first_sent = 0
 
     def messages(self, message: str) -> Messages:
-        sent = [] if self.system is None else [_said("system", self.system)]
-        for exchange in self.exchanges[self.first_sent :]:
-            sent += [_said("user", exchange.message), _said("assistant", exchange.answer)]
-        return [*sent, _said("user", message)]
+        return [*self._said(self.exchanges[self.first_sent :]), {"role": "user", "content": message}]
+
+    def _said(self, exchanges: Sequence[Exchange], *, marks: bool = False) -> Iterator[dict[str, Any]]:
+        if self.system is not None:
+            yield {"role": "system", "content": self.system}
+        for exchange in exchanges:
+            yield {"role": "user", "content": exchange.message}
+            answer = {"role": "assistant", "content": exchange.answer}
+            yield answer | {"interrupted": True} if marks and exchange.finish_reason == INTERRUPTED else answer
 
     def undo(self) -> Exchange:
         if not self.exchanges:
@@ -98,17 +96,7 @@ class Conversation:
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return all messages as plain values, those that are no longer sent included; interrupted ones are marked."""
-        written: list[dict[str, Any]] = [] if self.system is None else [_said("system", self.system)]
-        for exchange in self.exchanges:
-            answer: dict[str, Any] = _said("assistant", exchange.answer)
-            if exchange.finish_reason == INTERRUPTED:
-                answer["interrupted"] = True
-            written += [_said("user", exchange.message), answer]
-        return written
-
-
-def _said(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content}
+        return list(self._said(self.exchanges, marks=True))
 
 
 BLOCK = '"""'
@@ -166,12 +154,7 @@ class PipeReader(MessageReader):
         if not raw:
             return None
         self.number += 1
-        try:
-            return raw.decode("utf-8").removesuffix("\n").removesuffix("\r")
-        except UnicodeDecodeError as error:
-            raise InvalidRequestError(
-                f"it is not UTF-8 text (byte {error.start} is invalid): convert it, for example with iconv"
-            ) from error
+        return utf8(raw, "it is").removesuffix("\n").removesuffix("\r")
 
 
 class TerminalReader(MessageReader):
@@ -182,10 +165,9 @@ class TerminalReader(MessageReader):
         self._readline = _readline()
 
     def line(self, *, is_first: bool) -> str | None:
-        prompt = PROMPT if is_first else MORE
         try:
             with noticing_signals():
-                return input(self._shown(prompt))
+                return input(self._shown(PROMPT if is_first else MORE))
         except EOFError:
             say("\n")
             return None
@@ -268,6 +250,7 @@ class Drafting:
 
 
 def load_for_chat(setup: Setup) -> tuple[LoadedModel, Tokenizer]:
+    """Load model and tokenizer; a model without a chat template is refused before its weights are read."""
     if is_remote(setup.model):  # the session brings the server's tokenizer
         loaded = fetch_and_load(setup)
         return loaded, chat_tokenizer(setup, loaded.folder)
@@ -276,13 +259,13 @@ def load_for_chat(setup: Setup) -> tuple[LoadedModel, Tokenizer]:
 
 
 def chat_tokenizer(setup: Setup, folder: Path | None) -> Tokenizer:
-    found = None if folder is None else load_tokenizer(folder, trust_remote_code=setup.trust_remote_code)
-    if found is None or not found.has_chat_template:
+    tokenizer = None if folder is None else load_tokenizer(folder, trust_remote_code=setup.trust_remote_code)
+    if tokenizer is None or not tokenizer.has_chat_template:
         raise ConfigurationError(
             f"'{setup.model}' has no chat template, so it cannot chat: continue texts with "
             f"draftree generate {setup.model} 'TEXT', or use a model that is trained for conversations"
         )
-    return found
+    return tokenizer
 
 
 def require_material(methods: Methods, *, has_grammar: bool) -> None:
@@ -471,23 +454,20 @@ class Session:
 
     def warn_if_lossy(self) -> None:
         """Show the warning of a lossy verifier at the current temperature."""
-        setup = self.drafting.setup
-        line = None if setup.is_plain else lossy_line(setup.verify, self.params.sampling.temperature)
-        if line is not None:
+        if line := lossy_line(self.drafting.setup, self.params.sampling.temperature):
             self.tell(line)
 
     def _answer(self, message: str) -> Answer:
-        llm = self.drafting.llm
+        llm, conversation = self.drafting.llm, self.conversation
+        limit = llm.engine.longest
 
         def count(messages: Messages) -> int:
             return len(llm.prompts.encode_chat(messages))
 
-        limit = llm.engine.longest
-        dropped = self.conversation.drop_oldest(message, count, limit=limit, room=self._room(limit))
-        if dropped:
+        if dropped := conversation.drop_oldest(message, count, limit=limit, room=self._room(limit)):
             turns = "turn" if dropped == 1 else f"{dropped} turns"
             self.tell(f"the context of {limit} tokens is full: the model no longer sees the oldest {turns}")
-        ids = llm.prompts.encode_chat(self.conversation.messages(message))
+        ids = llm.prompts.encode_chat(conversation.messages(message))
         params = fitted_to_context(self.params, llm, ids) if self.fits_context else self.params
         show = None if self._screen is None else self._screen.show
         try:
@@ -499,10 +479,10 @@ class Session:
                 self._screen.finish()
 
     def _room(self, limit: int) -> int:
-        wanted = self.params.max_tokens
-        if wanted is None or self.fits_context:
-            return limit // ROOM_FOR_ANSWER if wanted is None else min(wanted, limit // ROOM_FOR_ANSWER)
-        return wanted
+        most, share = self.params.max_tokens, limit // ROOM_FOR_ANSWER
+        if most is None:
+            return share
+        return min(most, share) if self.fits_context else most
 
     def _report(self, message: str, answer: Answer) -> None:
         if self._screen is None:
@@ -520,14 +500,7 @@ class Session:
 
     def _complain(self, error: Exception) -> None:
         """Show an expected error on a terminal; on a pipe, raise it with its line."""
-        if is_out_of_memory(error):
-            text = OUT_OF_MEMORY
-        elif isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
-            text = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
-        elif isinstance(error, DraftreeError):
-            text = str(error)
-        else:
-            raise error
+        text = sentence_of(error)
         if isinstance(self._reader, PipeReader):
             raise DraftreeError(f"standard input, line {self._reader.number}: {text}") from error
         say(self._notes.bold(f"error: {harmless(text)}") + "\n")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from typer.main import get_command
@@ -29,6 +29,7 @@ def tame_log() -> None:
         logging.lastResort.setFormatter(HarmlessFormatter())
 
 
+@dataclass(frozen=True, slots=True)
 class Entry:
     """A command, which the function or the `typer.Typer` of its name in the module of its name runs; not yet imported.
 
@@ -37,11 +38,10 @@ class Entry:
         examples: lines that can be pasted into a shell.
     """
 
-    def __init__(self, panel: str, name: str, summary: str, *examples: str) -> None:
-        self.panel = panel
-        self.name = name
-        self.summary = summary
-        self.examples = examples
+    panel: str
+    name: str
+    summary: str
+    examples: tuple[str, ...]
 
     def load(self) -> Any:
         """Import the command and prepare it for invocation."""
@@ -57,148 +57,122 @@ class Entry:
         return get_command(holder).commands[self.name]  # type: ignore[attr-defined]
 
 
-GENERATE = "Generate"
-SERVE = "Serve"
-TRAIN = "Choose and train"
-MEASURE = "Measure"
-COMMANDS = {
-    entry.name: entry
-    for entry in (
-        Entry(
-            GENERATE,
-            "generate",
+PANELS: dict[str, dict[str, tuple[str, ...]]] = {
+    "Generate": {
+        "generate": (
             "Generate text.",
             'draftree generate smollm2-135m-instruct "What is a prime number?"',
             "draftree generate stories15m 'Once upon a time' --max-tokens 200 --seed 7",
             "cat task.txt | draftree generate smollm2-135m-instruct --draft ngram --compare",
             "draftree generate tinyllama-1.1b-chat --draft model:stories15m,k=4 --json 'Tell me a story.'",
         ),
-        Entry(
-            GENERATE,
-            "chat",
+        "chat": (
             "Chat with a model in the terminal.",
             "draftree chat smollm2-135m-instruct --draft ngram",
             "draftree chat tinyllama-1.1b-chat --draft model:stories15m,k=4 --temperature 0.7",
             "echo 'What is a prime number?' | draftree chat smollm2-135m-instruct --json",
         ),
-        Entry(
-            GENERATE,
-            "beam",
+        "beam": (
             "Search the most likely texts with beams.",
             "draftree beam stories15m 'Once upon a time' --beam-width 8 --num-return-sequences 3",
             "draftree beam smollm2-135m-instruct 'Translate to French: good morning' --length-penalty 0.6 --json",
             "draftree beam stories15m 'The cat' --force-phrase ' dog' --force-phrase ' tree' --max-new-tokens 40",
         ),
-        Entry(
-            GENERATE,
-            "transcribe",
+        "transcribe": (
             "Transcribe sound files.",
             "draftree transcribe whisper-tiny.en speech.wav",
             "draftree transcribe openai/whisper-tiny talk.wav --translate --format srt",
         ),
-        Entry(
-            GENERATE,
-            "demo",
+        "demo": (
             "Show a real model generate the same text, plain and with speculation.",
             "draftree demo",
             "draftree demo --dtype float32",
         ),
-        Entry(
-            SERVE,
-            "serve",
+    },
+    "Serve": {
+        "serve": (
             "Serve models with an OpenAI-compatible HTTP API.",
             "draftree serve smollm2-135m-instruct",
             "draftree serve chat=smollm2-135m-instruct stories15m --draft suffix --draft chat=ngram,k=4",
             "draftree serve smollm2-135m-instruct --host 0.0.0.0 --api-key-file keys.txt",
         ),
-        Entry(
-            SERVE,
-            "verify-server",
+        "verify-server": (
             "Serve models to devices that draft.",
             "draftree verify-server smollm2-135m-instruct",
         ),
-        Entry(
-            SERVE,
-            "watch",
+        "watch": (
             "Show the load and the rounds of a running server.",
             "draftree watch http://127.0.0.1:8000",
             "draftree watch http://127.0.0.1:8000 --once --json",
         ),
-        Entry(
-            TRAIN, "methods", "List drafters, verifiers and planners.", "draftree methods", "draftree methods --json"
+    },
+    "Choose and train": {
+        "methods": (
+            "List drafters, verifiers and planners.",
+            "draftree methods",
+            "draftree methods --json",
         ),
-        Entry(
-            TRAIN,
-            "models",
+        "models": (
             "List, fetch, find and remove model weights.",
             "draftree models",
             "draftree models get smollm2-135m-instruct",
             "draftree models path smollm2-135m-instruct",
         ),
-        Entry(
-            TRAIN,
-            "doctor",
+        "doctor": (
             "Report how a model runs on this machine, and why.",
             "draftree doctor",
             "draftree doctor smollm2-135m-instruct --draft ngram",
             "draftree doctor tinyllama-1.1b-chat --draft model:stories15m,k=4 --measure",
         ),
-        Entry(
-            TRAIN,
-            "explain",
+        "explain": (
             "Explain the planner's decisions for a drafter with measurements.",
             "draftree explain smollm2-135m-instruct --draft ngram",
             "draftree explain tinyllama-1.1b-chat 'Tell me a story.' --draft model:stories15m",
         ),
-        Entry(
-            TRAIN,
-            "tune",
+        "tune": (
             "Measure which drafter is fastest for a model on this machine, and keep it.",
             "draftree tune smollm2-135m-instruct --minutes 10",
             "draftree tune --show",
             "draftree tune layers smollm2-135m-instruct --prompts prompts.jsonl --trials 60",
         ),
-        Entry(
-            TRAIN,
-            "train",
+        "train": (
             "Make training data from a model's own texts, and train drafters.",
             "draftree train data smollm2-135m-instruct --output data --limit-tokens 100000",
             "draftree train head smollm2-135m-instruct --data data --output head --minutes 60",
             "draftree train export head --to speculators --target smollm2-135m-instruct --output exported",
         ),
-        Entry(
-            MEASURE,
-            "bench",
+    },
+    "Measure": {
+        "bench": (
             "Measure methods against plain decoding.",
             "draftree bench smollm2-135m-instruct --draft none --draft ngram",
             "draftree bench smollm2-135m-instruct --draft none --draft ngram --peer",
         ),
-        Entry(
-            MEASURE,
-            "trace",
+        "trace": (
             "Summarize recorded rounds, and convert them to timelines, tables and a page.",
             "draftree trace show trace.jsonl",
             "draftree trace export trace.jsonl --to chrome --output timeline.json",
             "draftree trace page trace.jsonl --output playground.html",
         ),
-        Entry(
-            MEASURE,
-            "analyse",
+        "analyse": (
             "Draw measured acceptance and speed beside their theory.",
             "draftree analyse --list",
             "draftree analyse smollm2-135m-instruct --draft head:smollm2-135m-instruct --output figures",
             "draftree analyse --trace trace.jsonl --figures verified-cdf,phases --output figures",
         ),
-        Entry(
-            MEASURE,
-            "size",
+        "size": (
             "Estimate the devices that serve a rate of requests.",
             "draftree size --model-size 8B --device h100 --devices 4 --rate 10",
             "draftree size --model-size 70B --device h100 --devices 16 --rate 5 --nodes 8 --tokens-per-round 2.8",
         ),
-    )
+    },
 }
-
+"""Commands by panel and name: summary and examples of each."""
+COMMANDS = {
+    name: Entry(panel, name, summary, tuple(examples))
+    for panel, commands in PANELS.items()
+    for name, (summary, *examples) in commands.items()
+}
 
 GUESSES: dict[str, tuple[str, ...]] = {
     "--json": ("--format", "--output-format", "--jsonl", "-j"),
@@ -226,14 +200,6 @@ GUESSES: dict[str, tuple[str, ...]] = {
 """Other programs' names by the option that is meant."""
 
 
-def suggested_option(given: str, options: Collection[str], close: Sequence[str]) -> str | None:
-    """Return the option that an unknown option probably means; None if no option is similar."""
-    meant = next((name for name, guesses in GUESSES.items() if given in guesses), None)
-    if meant is not None and meant.split()[0] in options:
-        return meant
-    return next(iter(close), None)
-
-
 PROGRAM = "draftree"
 WRONG_USAGE = 2
 HELP_WIDTH = 100
@@ -256,9 +222,9 @@ class CommandTable(PlainGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         widest = max(map(len, COMMANDS))
-        for panel, entries in itertools.groupby(COMMANDS.values(), key=lambda entry: entry.panel):
+        for panel, commands in PANELS.items():
             with formatter.section(panel):
-                formatter.write_dl([(f"{entry.name:<{widest}}", entry.summary) for entry in entries])
+                formatter.write_dl([(f"{name:<{widest}}", summary) for name, (summary, *_) in commands.items()])
 
 
 app = typer.Typer(
@@ -279,10 +245,9 @@ def print_version(wanted: bool) -> None:
 @app.callback(invoke_without_command=True)
 def top(
     context: typer.Context,
-    version: Annotated[
-        bool,
-        typer.Option("--version", "-V", callback=print_version, is_eager=True, help="Print the version and exit."),
-    ] = False,
+    version: bool = typer.Option(
+        False, "--version", "-V", callback=print_version, is_eager=True, help="Print the version and exit."
+    ),
 ) -> None:
     """Fast lossless generation with any Hugging Face causal language model."""
     if context.invoked_subcommand is None:
@@ -321,20 +286,19 @@ def explain(error: Any) -> int:
     if error.ctx is not None and error.format_message() == error.ctx.get_help():
         typer.echo(error.format_message())
         return 0
-    sys.stderr.write(f"error: {harmless(usage_sentence(error))}\n")
+    text = " ".join(message_of(error).split()).rstrip(".")
+    place = PROGRAM if error.ctx is None else error.ctx.command_path
+    sys.stderr.write(harmless(f"error: {text[:1].lower()}{text[1:]} (see '{place} --help')") + "\n")
     return WRONG_USAGE
 
 
 def message_of(error: Any) -> str:
+    """Return the message, with the option that an unknown option probably means."""
     if error.ctx is None or not hasattr(error, "possibilities"):
         return str(error.format_message())
     parameters = error.ctx.command.get_params(error.ctx)
     options = {name for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts)}
-    meant = suggested_option(error.option_name, options, error.possibilities or ())
-    return error.message if meant is None else f"{error.message}: did you mean '{meant}'?"
-
-
-def usage_sentence(error: Any) -> str:
-    text = " ".join(message_of(error).split()).rstrip(".")
-    place = PROGRAM if error.ctx is None else error.ctx.command_path
-    return f"{text[:1].lower()}{text[1:]} (see '{place} --help')"
+    guess = next((name for name, guesses in GUESSES.items() if error.option_name in guesses), None)
+    if guess is None or guess.split()[0] not in options:
+        guess = next(iter(error.possibilities or ()), None)
+    return error.message if guess is None else f"{error.message}: did you mean '{guess}'?"

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from draftree.cli.layout import option
-from draftree.cli.options import When, complete_draft, complete_model, takes_setup
+from draftree.cli.options import COLOUR, complete_draft, complete_model, takes_setup
 from draftree.cli.render import Colour, Style, say, waiting
 from draftree.core.errors import ConfigurationError
 from draftree.options import AUTO_DRAFT
@@ -68,14 +67,15 @@ DEMO_PROMPTS = (
 )
 
 
-@takes_setup("dtype", "device", "trust_remote_code", generation_config="none")
-def demo(
-    *,
-    model: Annotated[str, option("A model with a chat template.", "NAME", complete=complete_model)] = MODEL,
-    draft: Annotated[str, option("The drafter.", "SPEC", complete=complete_draft)] = AUTO_DRAFT,
-    setup: Setup,
-    colour: When = Colour.AUTO,
-) -> None:
+@takes_setup(
+    "dtype",
+    "device",
+    "trust_remote_code",
+    generation_config="none",
+    model=option(MODEL, "A model with a chat template.", "NAME", complete=complete_model),
+    draft=option(AUTO_DRAFT, "The drafter.", "SPEC", complete=complete_draft),
+)
+def demo(*, setup: Setup, colour: Colour = COLOUR) -> None:
     """Show a real model generate the same text, plain and with speculation.
 
     Two prompts, decoded greedily, each plain first and then with speculation. Weights are downloaded once. Exit status
@@ -83,7 +83,6 @@ def demo(
     """
     from draftree.cli.runs import fetch_and_load
 
-    setup = dataclasses.replace(setup, model=model, draft=draft)
     if setup.is_plain:
         raise typer.BadParameter("the demo needs a drafter", param_hint="--draft")
     style = Style.chosen(colour, sys.stdout)

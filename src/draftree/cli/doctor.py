@@ -5,115 +5,105 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from draftree.cli.layout import OUTPUT, argument, option
 from draftree.cli.options import (
+    AS_JSON,
     EXECUTION_OPTIONS,
-    AsJson,
     Setup,
     complete_draft,
     complete_model,
     takes_setup,
 )
+from draftree.cli.render import resolve_with_bar, waiting, wide_console
 from draftree.core.host import ranges
 from draftree.options import EXECUTION, SPECULATION
 
 if TYPE_CHECKING:
     from draftree.engine.memory import SlotEstimate
-    from draftree.lab.doctor import Diagnosis, DoctorSettings, DraftReport, MachineReport, ModelReport
+    from draftree.lab.doctor import Diagnosis, DraftReport, MachineReport, ModelReport
     from draftree.weights.gguf_file import BlockShare
 
 
 WIDTH = 120
 DEFAULTS = (None, False, "auto", "coupled")
 """Values of options that were not given."""
+OF_MODELS = (
+    "draft",
+    "verify",
+    "dtype",
+    "kernels",
+    "quantization",
+    "offload",
+    "kv_dtype",
+    "affinity",
+    "trust_remote_code",
+)
+"""Options that need a model."""
 Lines = Iterator[tuple[str, str]]
 
 
-@takes_setup(*EXECUTION_OPTIONS, "verify")
+@takes_setup(
+    *EXECUTION_OPTIONS,
+    "verify",
+    model=argument(
+        "",
+        "A name of 'draftree models', a folder, a GGUF file or a hub id; without one, the machine alone.",
+        "MODEL",
+        complete=complete_model,
+        show_default=False,
+    ),
+    draft=option(None, "A drafter, as for 'draftree generate'.", "SPEC", SPECULATION, complete=complete_draft),
+)
 def doctor(
-    model: Annotated[
-        str | None,
-        argument(
-            "A name of 'draftree models', a folder, a GGUF file or a hub id; without one, the machine alone.",
-            "MODEL",
-            complete=complete_model,
-        ),
-    ] = None,
     *,
-    draft: Annotated[
-        str | None, option("A drafter, as for 'draftree generate'.", "SPEC", SPECULATION, complete=complete_draft)
-    ] = None,
-    length: Annotated[
-        int | None, option("Tokens per slot, prompt and text; 2048 or the context length if not given.", "N", EXECUTION)
-    ] = None,
     setup: Setup,
-    measure: Annotated[
-        bool,
-        option(
-            "Measure memory bandwidth, matrix products and passes, and compare them.", panel=OUTPUT, names="--measure"
-        ),
-    ] = False,
-    as_json: AsJson = False,
+    length: int | None = option(
+        None, "Tokens per slot, prompt and text; 2048 or the context length if not given.", "N", EXECUTION
+    ),
+    measure: bool = option(
+        False,
+        "Measure memory bandwidth, matrix products and passes, and compare them.",
+        panel=OUTPUT,
+        names="--measure",
+    ),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Report how a model runs on this machine, and why."""
-    if model is None:
-        given = {
-            "--draft": draft,
-            "--verify": setup.verify,
-            "--length": length,
-            "--dtype": setup.dtype,
-            "--kernels": setup.kernels,
-            "--quantization": setup.quantization,
-            "--offload": setup.offload,
-            "--kv-dtype": setup.kv_dtype,
-            "--measure": measure,
-            "--affinity": setup.affinity,
-            "--trust-remote-code": setup.trust_remote_code,
-        }
-        refuse_given(given, "it needs a model: name one")
-    elif draft is None:
-        refuse_given({"--verify": setup.verify}, "it needs a drafter: name one with --draft")
+    if not setup.model:
+        chosen = {name: getattr(setup, name) for name in OF_MODELS}
+        refuse_given(chosen | {"length": length, "measure": measure}, "it needs a model: name one")
+    elif setup.draft is None:
+        refuse_given({"verify": setup.verify}, "it needs a drafter: name one with --draft")
     from draftree.core.host import apply_threads
-    from draftree.lab.doctor import DoctorSettings, examine_machine
+    from draftree.lab.doctor import DoctorSettings, examine, examine_machine
 
-    settings = DoctorSettings(
-        dataclasses.replace(setup, model=model or "", draft=draft),
-        length=length,
-        measure=measure,
-    )
+    settings = DoctorSettings(setup, length=length, measure=measure)
     settings.methods()
     apply_threads(setup.threads, setup.affinity)
     machine = examine_machine(setup.device)
     if not as_json:
         show("Machine", machine_lines(machine))
-    elif model is None:
-        typer.echo(json.dumps({"machine": dataclasses.asdict(machine)}, indent=2))
-    if model is not None:
-        examine_and_show(settings, machine, as_json=as_json)
+    if not setup.model:
+        if as_json:
+            typer.echo(json.dumps({"machine": dataclasses.asdict(machine)}, indent=2))
+        return
+    with waiting("measuring" if measure else "looking"):
+        diagnosis = examine(settings, machine, fetch=resolve_with_bar)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(diagnosis), indent=2))
+    else:
+        show_diagnosis(diagnosis)
 
 
 def refuse_given(options: Mapping[str, object], reason: str) -> None:
-    given = next((flag for flag, value in options.items() if value not in DEFAULTS), None)
+    given = next((name for name, value in options.items() if value not in DEFAULTS), None)
     if given is not None:
-        raise typer.BadParameter(reason, param_hint=given)
-
-
-def examine_and_show(settings: DoctorSettings, machine: MachineReport, *, as_json: bool) -> None:
-    from draftree.cli.render import resolve_with_bar, waiting
-    from draftree.lab.doctor import examine
-
-    with waiting("measuring" if settings.measure else "looking"):
-        found = examine(settings, machine, fetch=resolve_with_bar)
-    if as_json:
-        typer.echo(json.dumps(dataclasses.asdict(found), indent=2))
-    else:
-        show_diagnosis(found)
+        raise typer.BadParameter(reason, param_hint=f"--{given.replace('_', '-')}")
 
 
 def show_diagnosis(found: Diagnosis) -> None:
@@ -143,8 +133,7 @@ def machine_lines(found: MachineReport) -> Lines:
     yield "processor", f"{facts['cpu']}, {facts['usable_cores']} of {facts['cores']} cores, {found.threads} threads"
     yield "threads", thread_line(found)
     yield "instructions", " ".join(facts["cpu_flags"]) or "none of the relevant ones"
-    bfloat16 = "native instructions" if found.native_bfloat16 else "not native: float32 is faster"
-    yield "bfloat16", bfloat16
+    yield "bfloat16", "native instructions" if found.native_bfloat16 else "not native: float32 is faster"
     if found.caches:
         yield "caches", ", ".join(size(count) for count in found.caches)
     free = "" if found.free_bytes is None else f"{size(found.free_bytes)} free"
@@ -156,13 +145,12 @@ def machine_lines(found: MachineReport) -> Lines:
 
 def thread_line(found: MachineReport) -> str:
     """Return the choice of threads, its reasons, and the processors of `--affinity auto`."""
-    own, choice = found.processors, found.choice
-    where = f"{own.num_cores} cores in {own.num_nodes} memory node{'s' if own.num_nodes > 1 else ''}"
+    processors, choice = found.processors, found.choice
+    where = f"{processors.num_cores} cores in {processors.num_nodes} memory node{'s' * (processors.num_nodes > 1)}"
     reasons = f" ({'; '.join(choice.reasons)})" if choice.reasons else ""
-    given = "" if found.threads == choice.threads else f", {found.threads} in use"
-    return (
-        f"{choice.threads} chosen for {where}{reasons}{given}; --affinity auto: {ranges(choice.processors) or 'none'}"
-    )
+    in_use = "" if found.threads == choice.threads else f", {found.threads} in use"
+    automatic = ranges(choice.processors) or "none"
+    return f"{choice.threads} chosen for {where}{reasons}{in_use}; --affinity auto: {automatic}"
 
 
 SHOWN = ("draftree", "python", "torch", "transformers", "numpy", "tokenizers")
@@ -246,8 +234,7 @@ def show_passes(found: Diagnosis) -> None:
     for entry in found.passes:
         cells: Sequence[float] = (1e3 * entry.seconds, 1e3 * entry.floor_seconds, entry.seconds / entry.floor_seconds)
         table.add_row(str(entry.rows), *(f"{cell:.2f}" for cell in cells), f"{entry.seconds / one:.2f}")
-    console = Console()
-    (console if console.is_terminal else Console(width=WIDTH)).print(table)
+    wide_console(WIDTH).print(table)
     typer.echo()
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from draftree.cli.generate import check_material
 from draftree.cli.layout import argument, option
-from draftree.cli.options import ALL_OPTIONS, Chat, Model, Setup, System, takes_setup
+from draftree.cli.options import ALL_OPTIONS, CHAT, SYSTEM, Setup, takes_setup
 from draftree.cli.prompt import Task
-from draftree.cli.render import Colour, Style, say
+from draftree.cli.render import Colour, Style, note, say
 from draftree.core.errors import ConfigurationError
 from draftree.sampling.params import SamplingParams
 
@@ -28,26 +25,24 @@ NOISE = 1.05
 
 @takes_setup(*(name for name in ALL_OPTIONS if name not in ("learn", "allow_control_tokens", "exact")))
 def explain(
-    model: Model,
-    prompt: Annotated[str, argument("The prompt.", "PROMPT")] = PROMPT,
+    prompt: str = argument(PROMPT, "The prompt.", "PROMPT"),
     *,
     setup: Setup,
-    chat: Chat = None,
-    system: System = None,
-    max_tokens: Annotated[int, option("Maximum number of tokens.", "N")] = 128,
-    temperature: Annotated[float, option("0 takes the most likely token.", "X")] = 0.0,
+    chat: bool | None = CHAT,
+    system: str | None = SYSTEM,
+    max_tokens: int = option(128, "Maximum number of tokens.", "N"),
+    temperature: float = option(0.0, "0 takes the most likely token.", "X"),
 ) -> None:
     """Generate a text plainly and with the drafter, and explain the planner's decisions."""
-    if chat is False and system is not None:
-        raise typer.BadParameter("--no-chat has no system message: leave one of them out", param_hint="--system")
-    from draftree.cli.runs import announce_lossy, fetch_and_load, warm_up, write
+    task = Task(prompt, system, chat)
+    from draftree.cli.runs import fetch_and_load, lossy_line, warm_up, write
 
-    setup = dataclasses.replace(setup, model=model)
     if setup.is_plain:
         raise ConfigurationError("there is nothing to explain without a drafter: name one with --draft, such as ngram")
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=0)
     check_material(setup, params)
-    announce_lossy(setup.verify, temperature, Style.chosen(Colour.AUTO, sys.stderr))
+    if line := lossy_line(setup, temperature):
+        note(Style.chosen(Colour.AUTO, sys.stderr).bold(line))
     loaded = fetch_and_load(setup)
     setup = setup.decided(loaded)
     if setup.auto_note:
@@ -57,7 +52,7 @@ def explain(
     chosen = setup.methods().plan
     plain = setup.plainly().llm(loaded)
     fast = setup.llm(loaded)
-    task = Task(prompt, system, chat).decided(fast)
+    task = task.decided(fast)
     for llm in (plain, fast):
         warm_up(llm)
     slow_stats = write(plain, setup.plainly(), task, params=params, screen=None).completions[0].stats

@@ -9,11 +9,11 @@ import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import typer
 
-from draftree.cli.layout import option
+from draftree.cli.layout import option, union_parts
 from draftree.options import SAMPLING
 from draftree.sampling.params import SamplingParams
 
@@ -34,27 +34,27 @@ ITEM_WORDS: dict[Any, str] = {int: "ID", str: "TEXT"}
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A field of a dataclass as an option.
+    """An option with the value of a dataclass's field.
 
     Attributes:
+        kind: type that typer reads.
         read: converts typer's value to the field's; raises ValueError with the expected form.
     """
 
     name: str
-    option: str
-    annotation: Any
-    default: Any
+    kind: Any
+    option: Any
     read: Callable[[Any], Any] = lambda value: value
 
+    @property
     def parameter(self) -> inspect.Parameter:
-        kind = inspect.Parameter.KEYWORD_ONLY
-        return inspect.Parameter(self.name, kind, default=self.default, annotation=self.annotation)
+        return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=self.option, annotation=self.kind)
 
     def value(self, value: Any) -> Any:
         try:
             return self.read(value)
         except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint=self.option) from error
+            raise typer.BadParameter(str(error), param_hint=self.option.param_decls[0].split("/")[0]) from error
 
 
 def made_of(flags: Sequence[Flag], build: Callable[..., T]) -> Callable[..., T]:
@@ -63,7 +63,7 @@ def made_of(flags: Sequence[Flag], build: Callable[..., T]) -> Callable[..., T]:
     def make(**values: Any) -> T:
         return build(**{flag.name: flag.value(values[flag.name]) for flag in flags})
 
-    make.__signature__ = inspect.Signature([flag.parameter() for flag in flags])  # type: ignore[attr-defined]
+    make.__signature__ = inspect.Signature([flag.parameter for flag in flags])  # type: ignore[attr-defined]
     return make
 
 
@@ -88,35 +88,30 @@ def flag_for(name: str, hint: Any, default: Any, text: str) -> Flag:
     """Return the flag of a sampling parameter, by its type."""
     names = "--" + name.replace("_", "-")
 
-    def flag(kind: Any, text: str, word: str | None, default: Any, *read: Callable[[Any], Any]) -> Flag:
+    def flag(kind: Any, default: Any, text: str, word: str | None, *read: Callable[[Any], Any]) -> Flag:
         shown = f"{names}/--no-{names[2:]}" if kind is bool else names
-        return Flag(name, names, Annotated[kind, option(text, word, SAMPLING, names=shown)], default, *read)
+        return Flag(name, kind, option(default, text, word, SAMPLING, names=shown), *read)
 
     if name in FILES:
-        return flag(Path | None, f"{text}; in a file", "FILE", default, read_file)
+        return flag(Path | None, default, f"{text}; in a file", "FILE", read_file)
     if name in TEXTS_OR_FILES:
-        return flag(str | None, f"{text.split(':')[0]}, as JSON or in a file", "FILE|JSON", default, read_json_or_file)
+        text = f"{text.split(':')[0]}, as JSON or in a file"
+        return flag(str | None, default, text, "FILE|JSON", read_json_or_file)
     parts = [part for part in union_parts(hint) if part is not types.NoneType]
     optional = len(parts) < len(union_parts(hint))
     container = next((part for part in parts if typing.get_origin(part) is not None), None)
     if container is not None:
-        item = typing.get_args(container)[0]
+        item, text = typing.get_args(container)[0], f"{text}; repeatable"
         if typing.get_origin(container) is Mapping:
-            return flag(list[str], f"{text}; repeatable", "ID=VALUE", [], read_pairs)
-        kind = types.GenericAlias(list, (item,))
-        return flag(kind, f"{text}; repeatable", ITEM_WORDS[item], [], lambda items: items or None)
+            return flag(list[str], [], text, "ID=VALUE", read_pairs)
+        return flag(types.GenericAlias(list, (item,)), [], text, ITEM_WORDS[item], lambda items: items or None)
     kind = parts[0]
     if kind is bool:
-        return flag(bool, text, None, default)
+        return flag(bool, default, text, None)
     word = WORDS[kind]
     if optional and default is not None:
-        return flag(str, text, f"{word}|{NO_VALUE}", str(default), read_optional(kind))
-    return flag(kind | None if optional else kind, text, word, default)
-
-
-def union_parts(hint: Any) -> tuple[Any, ...]:
-    is_union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
-    return typing.get_args(hint) if is_union else (hint,)
+        return flag(str, str(default), text, f"{word}|{NO_VALUE}", read_optional(kind))
+    return flag(kind | None if optional else kind, default, text, word)
 
 
 def read_optional(kind: type) -> Callable[[Any], Any]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -13,15 +12,14 @@ from draftree.cli.flags import sampling_of
 from draftree.cli.layout import OUTPUT, option
 from draftree.cli.options import (
     ALL_OPTIONS,
+    AS_JSON,
+    CHAT,
+    COLOUR,
     PARALLEL_OPTIONS,
+    PROMPT,
+    SYSTEM,
     TEXT,
-    AsJson,
-    Chat,
-    Model,
-    Prompt,
     Setup,
-    System,
-    When,
     decoder_of,
     import_engine,
     require_new,
@@ -35,16 +33,15 @@ from draftree.parallel.entry import leave_to_rank_zero
 from draftree.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from draftree.cli.runs import Setup
     from draftree.options import DecoderOptions
 
 
-Stream = Annotated[
-    bool | None,
-    option(
-        "Show the text while it is generated; default: only on a terminal.", panel=OUTPUT, names="--stream/--no-stream"
-    ),
-]
+STREAM: Any = option(
+    None,
+    "Show the text while it is generated; default: only on a terminal.",
+    panel=OUTPUT,
+    names="--stream/--no-stream",
+)
 
 
 def require_alone(prompt: str | None, *, stream: bool | None, compare: bool) -> None:
@@ -63,44 +60,33 @@ def require_alone(prompt: str | None, *, stream: bool | None, compare: bool) -> 
 @takes_setup(*ALL_OPTIONS, *PARALLEL_OPTIONS)
 @takes("decoder", decoder_of)
 def generate(
-    context: typer.Context,
-    model: Model,
-    prompt: Prompt = None,
+    prompt: str | None = PROMPT,
     *,
-    prompts: Annotated[
-        str | None,
-        option(
-            "File of prompts that run concurrently: one per line, or JSON lines; '-' is standard input.",
-            "FILE",
-            TEXT,
-        ),
-    ] = None,
+    context: typer.Context,
+    prompts: str | None = option(
+        None, "File of prompts that run concurrently: one per line, or JSON lines; '-' is standard input.", "FILE", TEXT
+    ),
     setup: Setup,
     decoder: DecoderOptions,
-    chat: Chat = None,
-    system: System = None,
-    stream: Stream = None,
-    colour: When = Colour.AUTO,
-    as_json: AsJson = False,
-    compare: Annotated[
-        bool,
-        option(
-            "Also decode plainly with the same seed; exit status 1 if the texts differ.",
-            panel=OUTPUT,
-            names="--compare",
-        ),
-    ] = False,
-    record: Annotated[
-        Path | None, option("A trace of all rounds, for 'draftree trace' and 'draftree analyse'.", "FILE", OUTPUT)
-    ] = None,
+    chat: bool | None = CHAT,
+    system: str | None = SYSTEM,
+    stream: bool | None = STREAM,
+    colour: Colour = COLOUR,
+    as_json: bool = AS_JSON,
+    compare: bool = option(
+        False,
+        "Also decode plainly with the same seed; exit status 1 if the texts differ.",
+        panel=OUTPUT,
+        names="--compare",
+    ),
+    record: Path | None = option(
+        None, "A trace of all rounds, for 'draftree trace' and 'draftree analyse'.", "FILE", OUTPUT
+    ),
     params: SamplingParams,
 ) -> None:
     """Generate text. The text goes to standard output, everything else to standard error."""
-    setup = dataclasses.replace(setup, model=model)
     leave_to_rank_zero(setup)
     check_output(params, as_json=as_json, stream=stream, colour=colour)
-    if chat is False and system is not None:
-        raise typer.BadParameter("--no-chat has no system message: leave one of them out", param_hint="--system")
     if chat is False and setup.allow_control_tokens:
         raise typer.BadParameter(
             "with --no-chat control tokens are always encoded as such: leave one of them out",
@@ -111,7 +97,7 @@ def generate(
         require_alone(prompt, stream=stream, compare=compare)
     batch = None if prompts is None else read_prompts(prompts)
     task = Task(read_prompt(prompt) if batch is None else "", system, chat, decoder)
-    require_sound(model)
+    require_sound(setup.model)
     import_engine()
     from draftree.cli.runs import Screen, check_beside, compare_and_report, write_and_report
 

@@ -13,7 +13,7 @@ import typing
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -27,9 +27,9 @@ NUMBERS = {int: re.compile(r"[0-9]{1,18}", re.ASCII), float: re.compile(r"[0-9]{
 SCREEN_LINES = 40
 """Longer help is reduced to the essential options; --help-all shows the rest."""
 ESSENTIAL = frozenset(
-    {"prompts", "draft", "system", "temperature", "max_tokens", "seed", "quantization", "as_json"}
-    | {"compare", "output", "beam_width", "num_return_sequences", "language", "form", "host", "port", "split"}
-    | {"data", "minutes", "measure", "peer", "spec_bench", "baseline", "trace", "figures", "device", "rate"}
+    {"prompts", "draft", "drafts", "system", "temperature", "temperatures", "max_tokens", "seed", "quantization"}
+    | {"as_json", "compare", "output", "beam_width", "num_return_sequences", "language", "form", "host", "port"}
+    | {"split", "data", "minutes", "measure", "peer", "spec_bench", "baseline", "trace", "figures", "device", "rate"}
     | {"limit_tokens", "save"}
 )
 """Options that reduced help shows."""
@@ -40,18 +40,22 @@ SHOWS_ALL = "draftree.cli.layout.shows_all"
 """Key of a context's data: whether its help shows all options."""
 
 
-def option(text: str, metavar: str | None = None, panel: str | None = None, *, names: str = "", **settings: Any) -> Any:
-    """Return an option of a command.
+def option(
+    default: Any, text: str, metavar: str | None = None, panel: str | None = None, *, names: str = "", **settings: Any
+) -> Any:
+    """Return an option as the default of a command's parameter; `...` for one that must be given.
 
     `panel` is its title in --help-all, `names` its names if they do not follow from the parameter's, with spaces
     between them; `complete` and typer's other settings are keywords.
     """
     settings["autocompletion"] = settings.pop("complete", None)
-    return typer.Option(*names.split(), help=text, metavar=metavar, rich_help_panel=panel, **settings)
+    return typer.Option(default, *names.split(), help=text, metavar=metavar, rich_help_panel=panel, **settings)
 
 
-def argument(text: str, metavar: str | None = None, *, complete: Callable[..., Any] | None = None) -> Any:
-    return typer.Argument(help=text, metavar=metavar, autocompletion=complete, rich_help_panel="Arguments")
+def argument(default: Any, text: str, metavar: str | None = None, **settings: Any) -> Any:
+    """Return an argument in the same way."""
+    settings["autocompletion"] = settings.pop("complete", None)
+    return typer.Argument(default, help=text, metavar=metavar, rich_help_panel="Arguments", **settings)
 
 
 class Plain:
@@ -148,7 +152,7 @@ def converting_less(parameters: list[Any], callback: Callable[..., Any] | None) 
     fresh = [parameter for parameter in parameters if "process_value" not in vars(parameter)]
     if fresh:
         signature = inspect.signature(callback or (lambda: None), eval_str=True)
-        kinds = {name: kind_of(each.annotation) for name, each in signature.parameters.items()}
+        kinds = {name: kind_of(each) for name, each in signature.parameters.items()}
         for parameter in fresh:
             kind = kinds.get(parameter.name)
             convert = parameter.process_value
@@ -156,17 +160,19 @@ def converting_less(parameters: list[Any], callback: Callable[..., Any] | None) 
     return parameters
 
 
-def kind_of(annotation: Any) -> type | None:
+def kind_of(parameter: inspect.Parameter) -> type | None:
     """Return the class of an option's values, of a list that of the list; None if typer checks more than the class."""
-    if typing.get_origin(annotation) is not Annotated:
+    about, hint = parameter.default, parameter.annotation
+    if any(getattr(about, name, None) is not None for name in ("min", "max", "parser", "click_type")):
         return None
-    hint, *about = typing.get_args(annotation)
-    if any(getattr(each, name, None) is not None for each in about for name in ("min", "max", "parser", "click_type")):
-        return None
-    union = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
-    kinds = [part for part in union if part is not types.NoneType]
+    kinds = [part for part in union_parts(hint) if part is not types.NoneType]
     kind = typing.get_origin(kinds[0]) or kinds[0]
     return kind if len(kinds) == 1 and isinstance(kind, type) else None
+
+
+def union_parts(hint: Any) -> tuple[Any, ...]:
+    is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    return typing.get_args(hint) if is_union else (hint,)
 
 
 def processed(

@@ -12,7 +12,7 @@ import sys
 TYPE_CHECKING = False  # typing takes longer to import than all else here
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import NoReturn, TextIO
+    from typing import NoReturn
 
 
 def open_standard_files() -> None:
@@ -32,18 +32,14 @@ def open_standard_files() -> None:
 def drop_output() -> None:
     """Redirect broken streams to the null device: Python flushes standard output once more at exit."""
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            _drop_if_broken(stream)
-
-
-def _drop_if_broken(stream: TextIO) -> None:
-    try:
-        stream.flush()
-    except (OSError, ValueError):
         try:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            if stream is not None:
+                stream.flush()
         except (OSError, ValueError):
-            return  # it has no file descriptor
+            try:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            except (OSError, ValueError):
+                continue  # it has no file descriptor
 
 
 FAILED = 1
@@ -118,7 +114,7 @@ def run(arguments: Sequence[str]) -> int:
     except SystemExit as leaving:
         return leave(leaving)
     except Exception as error:
-        return fail(error)
+        return complain(f"error: {sentence_of(error)}", FAILED)
 
 
 def interrupted() -> int:
@@ -136,33 +132,30 @@ def leave(leaving: SystemExit) -> int:
     if leaving.code == TERMINATED:
         # imports that the signal interrupted are not tried again: they take long, or fail
         channel = sys.modules.get("draftree.parallel.channel")
-        reason = None if channel is None else channel.lost_process()  # torchrun ends all processes when one has ended
-        if channel is not None and reason is not None:
+        if channel is not None and (reason := channel.lost_process()):  # torchrun ends all when one has ended
             return complain(f"error: {reason}; {channel.ALONE}", FAILED)
         return complain("terminated", TERMINATED)
     raise leaving
 
 
-def fail(error: Exception) -> int:
-    """Print one sentence for an expected error; raise any other error again."""
+def sentence_of(error: Exception) -> str:
+    """Return the message of an expected error; raise any other error again."""
     from draftree.core.errors import OUT_OF_MEMORY, DraftreeError, is_out_of_memory
 
     if is_out_of_memory(error):
-        return complain(f"error: {OUT_OF_MEMORY}", FAILED)
-    if isinstance(error, OSError):
-        where = f": {error.filename}" if error.filename else ""
-        return complain(f"error: {error.strerror or error}{where}", FAILED)
+        return OUT_OF_MEMORY
+    if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+        return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
     if not isinstance(error, DraftreeError):
         raise error
-    return complain(f"error: {error}", FAILED)
+    return str(error)
 
 
 def survive_odd_characters() -> None:
     """Replace characters that a terminal cannot show by question marks."""
     for stream in (sys.stdout, sys.stderr):
         # a standard stream may be closed, or replaced by something simpler
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
+        if reconfigure := getattr(stream, "reconfigure", None):
             reconfigure(errors="replace")
 
 

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from draftree.cli.options import AsJson
+from draftree.cli.options import AS_JSON
 from draftree.cli.render import Colour, Style, say
 from draftree.core.registry import Method, Registry
 from draftree.drafters import DRAFTERS
@@ -71,7 +71,7 @@ class MethodCard:
 
 
 def methods(
-    as_json: AsJson = False,
+    as_json: bool = AS_JSON,
 ) -> None:
     """List drafters, verifiers and planners with their summaries and options."""
     if as_json:

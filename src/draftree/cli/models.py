@@ -8,7 +8,7 @@ import shutil
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from draftree.cli.layout import PlainCommand, argument, option
-from draftree.cli.options import AsJson, complete_cached, complete_model
+from draftree.cli.options import AS_JSON, complete_cached, complete_model
 from draftree.cli.render import resolve_with_bar, short_bytes, short_count
 from draftree.core.errors import ModelNotFoundError, harmless, suggestion
 from draftree.core.files import expanded
@@ -34,10 +34,8 @@ from draftree.weights.install import check_gguf, check_sums, entry_is_here, has_
 
 
 def show_cache(
-    clear: Annotated[
-        bool, option("Remove all records and packed weights; the next starts take longer.", names="--clear")
-    ] = False,
-    as_json: AsJson = False,
+    clear: bool = option(False, "Remove all records and packed weights; the next starts take longer.", names="--clear"),
+    as_json: bool = AS_JSON,
 ) -> None:
     """List the records and packed weights of loaded models, which shorten their next start."""
     if clear and as_json:
@@ -85,9 +83,9 @@ def show_cache(
 
 
 def write_part(
-    name: Annotated[str, argument("A name, folder or hub id.", complete=complete_model)],
-    split: Annotated[int, option("First layers to keep, as for the verify server's --split.", "N")],
-    to: Annotated[Path, typer.Option(help="New folder for the part.", metavar="FOLDER", file_okay=False)],
+    name: str = argument(..., "A name, folder or hub id.", complete=complete_model),
+    split: int = option(..., "First layers to keep, as for the verify server's --split.", "N"),
+    to: Path = typer.Option(..., help="New folder for the part.", metavar="FOLDER", file_okay=False),
 ) -> None:
     """Write the first layers of a model, with embedding, final norm and output head, for a device.
 
@@ -105,7 +103,7 @@ models = typer.Typer(help="List, fetch, find, cut and remove model weights.", no
 models.command("part", cls=PlainCommand)(write_part)
 
 NAMES_HELP = "Names of the list, or 'all'."
-Names = Annotated[list[str], argument(NAMES_HELP, "NAME...", complete=complete_model)]
+NAMES: Any = argument(..., NAMES_HELP, "NAME...", complete=complete_model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +123,7 @@ class ModelRow:
 
 
 @models.callback(invoke_without_command=True)
-def default(context: typer.Context, as_json: AsJson = False) -> None:
+def default(context: typer.Context, as_json: bool = AS_JSON) -> None:
     """List the available models if no other action is named."""
     if context.invoked_subcommand is None:
         show_list(as_json=as_json)
@@ -134,21 +132,21 @@ def default(context: typer.Context, as_json: AsJson = False) -> None:
 
 
 @models.command("list", cls=PlainCommand)
-def list_models(as_json: AsJson = False) -> None:
+def list_models(as_json: bool = AS_JSON) -> None:
     """List the models in package registries and in the cache."""
     show_list(as_json=as_json)
 
 
 @models.command("path", cls=PlainCommand)
 def print_path(
-    name: Annotated[str, argument("A name, folder, GGUF file or hub id.", complete=complete_model)],
+    name: str = argument(..., "A name, folder, GGUF file or hub id.", complete=complete_model),
 ) -> None:
     """Print the folder of a model that is on this machine; of a GGUF file, that of its configuration and tokenizer."""
     typer.echo(prepared_folder(name, fetch=False, convert=False))
 
 
 @models.command("get", cls=PlainCommand)
-def get_models(names: Names) -> None:
+def get_models(names: list[str] = NAMES) -> None:
     """Download models and convert them into the cache; complete models are left unchanged."""
     wanted = list(CATALOGUE) if names == ["all"] else names
     # Unavailable models are refused before the first large download; hub names are checked by their own download
@@ -161,7 +159,7 @@ def get_models(names: Names) -> None:
 
 
 @models.command("check", cls=PlainCommand)
-def check_models(names: Names) -> None:
+def check_models(names: list[str] = NAMES) -> None:
     """Read every file of models that are on this machine, and compare it with its checksum."""
     cache = Cache()
     for name in cache.names() if names == ["all"] else names:
@@ -184,7 +182,7 @@ def check_folder(name: str, cache: Cache) -> bool:
 
 
 @models.command("remove", cls=PlainCommand)
-def remove_models(names: Annotated[list[str], argument(NAMES_HELP, "NAME...", complete=complete_cached)]) -> None:
+def remove_models(names: list[str] = argument(..., NAMES_HELP, "NAME...", complete=complete_cached)) -> None:
     """Remove models from the cache, or by name from the hub client's cache, which other programs share."""
     cache = Cache()
     hub = {row.name: Path(row.folder) for row in hub_rows() if row.folder}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import inspect
@@ -11,7 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from typer.models import OptionInfo, ParameterInfo
 
 from draftree.cli.layout import OUTPUT, argument, option
 from draftree.cli.render import Colour, waiting
@@ -75,25 +79,23 @@ def starting(incomplete: str, known: Iterable[tuple[str, str]]) -> Completed:
     return [(name, text) for name, text in known if name.startswith(incomplete)]
 
 
-Model = Annotated[
-    str, argument("A name of 'draftree models', a folder, a GGUF file or a hub id.", "MODEL", complete=complete_model)
-]
-Prompt = Annotated[
-    str | None, argument("The prompt; '-', or none with a pipe: standard input without its final line break.", "PROMPT")
-]
-Chat = Annotated[
-    bool | None,
-    option(
-        "Treat the prompt as a message or as plain text; default: a message if the model has a chat template.",
-        panel=TEXT,
-        names="--chat/--no-chat",
-    ),
-]
-System = Annotated[str | None, option("System message of the chat.", "TEXT", TEXT)]
-AsJson = Annotated[bool, option("Print one JSON object and nothing else.", panel=OUTPUT, names="--json")]
-When = Annotated[
-    Colour, option("Colour accepted tokens: auto, always or never.", "WHEN", OUTPUT, names="--colour --color")
-]
+MODEL: Any = argument(
+    ..., "A name of 'draftree models', a folder, a GGUF file or a hub id.", "MODEL", complete=complete_model
+)
+PROMPT: Any = argument(
+    None, "The prompt; '-', or none with a pipe: standard input without its final line break.", "PROMPT"
+)
+CHAT: Any = option(
+    None,
+    "Treat the prompt as a message or as plain text; default: a message if the model has a chat template.",
+    panel=TEXT,
+    names="--chat/--no-chat",
+)
+SYSTEM: Any = option(None, "System message of the chat.", "TEXT", TEXT)
+AS_JSON: Any = option(False, "Print one JSON object and nothing else.", panel=OUTPUT, names="--json")
+COLOUR: Any = option(
+    Colour.AUTO, "Colour accepted tokens: auto, always or never.", "WHEN", OUTPUT, names="--colour --color"
+)
 
 
 def require_new(output: Path | None) -> None:
@@ -112,50 +114,73 @@ Command = Callable[..., Any]
 
 
 def takes(
-    name: str, make: Callable[..., Any], *, fixed: Mapping[str, Any] | None = None, **defaults: Any
+    name: str, make: Callable[..., Any], *, fixed: Mapping[str, Any] = MappingProxyType({}), **defaults: Any
 ) -> Callable[[Command], Command]:
     """Replace the parameter `name` of a function by the parameters of `make`, whose result it gets.
 
     Parameters in `fixed` are no options of the command and have these values; `defaults` are other defaults.
     """
-    values = dict(fixed or {})
     parameters = evaluated(make)
-    strange = (values.keys() | defaults.keys()) - parameters.keys()
+    strange = (fixed.keys() | defaults.keys()) - parameters.keys()
     assert not strange, f"'{make.__name__}' has no parameters {strange}"
     added = [
-        one.replace(default=defaults.get(key, one.default)) for key, one in parameters.items() if key not in values
+        with_default(parameter, defaults[key]) if key in defaults else parameter
+        for key, parameter in parameters.items()
+        if key not in fixed
     ]
 
     def decorate(command: Command) -> Command:
         own = evaluated(command, without=name)
         assert name in own, f"'{command.__name__}' has no parameter '{name}'"
-        whole = [each for key, one in own.items() for each in (added if key == name else [one])]
+        merged = [each for key, parameter in own.items() for each in (added if key == name else [parameter])]
 
         @functools.wraps(command)
-        def with_options(**given: Any) -> Any:
-            options = {one.name: given.pop(one.name) for one in added}
-            return command(**given, **{name: make(**options, **values)})
+        def with_options(**values: Any) -> Any:
+            options = {parameter.name: values.pop(parameter.name) for parameter in added}
+            return command(**values, **{name: make(**options, **fixed)})
 
-        # positional parameters first: typer takes their order from the signature
-        ordered = sorted(whole, key=lambda one: one.kind is inspect.Parameter.KEYWORD_ONLY)
-        with_options.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
-        with_options.__annotations__ = {one.name: one.annotation for one in ordered}
+        # typer takes the order of arguments from the signature: the model first
+        merged.sort(key=lambda each: (each.kind is inspect.Parameter.KEYWORD_ONLY, each.name != "model"))
+        with_options.__signature__ = inspect.Signature(merged)  # type: ignore[attr-defined]
+        with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in merged}
         return with_options
 
     return decorate
 
 
+def with_default(parameter: inspect.Parameter, default: Any) -> inspect.Parameter:
+    shown = copy.copy(parameter.default)
+    shown.default = default
+    return parameter.replace(default=shown)
+
+
 def evaluated(function: Callable[..., Any], *, without: str = "") -> dict[str, inspect.Parameter]:
-    """Return the parameters of a function with annotations for typer; the type of one, or of the result, may be one
-    that is imported for type checkers only.
+    """Return the parameters of a function with evaluated annotations; that of `without` may be of a type that is
+    imported for type checkers only, like that of the result.
     """
-    names = inspect.unwrap(function).__globals__
+    names = vars(sys.modules[inspect.unwrap(function).__module__])
     return {
-        key: one
-        if key == without or not isinstance(one.annotation, str)
-        else one.replace(annotation=eval(one.annotation, names))
-        for key, one in inspect.signature(function).parameters.items()
+        key: parameter
+        if key == without or not isinstance(parameter.annotation, str)
+        else parameter.replace(annotation=eval(parameter.annotation, names))
+        for key, parameter in inspect.signature(function).parameters.items()
     }
+
+
+def values_of(group: type) -> Callable[..., dict[str, Any]]:
+    """Return a function for `takes` that makes the values of a class of options, by name; lists become tuples."""
+
+    def make(**values: Any) -> dict[str, Any]:
+        return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+
+    kind = inspect.Parameter.KEYWORD_ONLY
+    make.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(name, kind, default=getattr(group, name), annotation=hint)
+            for name, hint in get_type_hints(group).items()
+        ]
+    )
+    return make
 
 
 def import_engine() -> None:
@@ -233,58 +258,59 @@ PARALLEL_OPTIONS = ("tp", "pp", "strict_sums")
 COMPLETIONS = {"draft": complete_draft, "verify": complete_verify, "plan": complete_plan}
 
 
-def takes_setup(*names: str, **fixed: Any) -> Callable[[Command], Command]:
-    """Replace the parameter `setup` of a command by options; it gets a setup with them, without a model.
+def takes_setup(*names: str, **others: Any) -> Callable[[Command], Command]:
+    """Replace the parameter `setup` of a command by the model and by options.
 
     Args:
         names: fields of `ModelOptions`.
-        fixed: values of other fields.
+        others: values of other fields; an option or argument is one of the command.
     """
+    own = {"model": MODEL} | {name: value for name, value in others.items() if isinstance(value, ParameterInfo)}
+    fixed = {name: value for name, value in others.items() if name not in own}
 
     def make(**values: Any) -> Setup:
-        return Setup(None, **values, **fixed)
+        return Setup(**values, **fixed)
 
     make.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [option_of(field) for field in dataclasses.fields(ModelOptions) if field.name in names]
+        [
+            option_of(field, own.get(field.name))
+            for field in dataclasses.fields(ModelOptions)
+            if field.name in (*names, *own)
+        ]
     )
     return takes("setup", make)
 
 
-def option_of(field: dataclasses.Field[Any]) -> inspect.Parameter:
-    """Return a field of `ModelOptions` as a parameter for typer."""
-    is_flag = field.type == "bool"
-    kind: Any = bool if is_flag else int if str(field.type).startswith("int") else str
-    hint: Any = kind if field.default is not None else kind | None
-    shown = option(
+def option_of(field: dataclasses.Field[Any], shown: Any = None) -> inspect.Parameter:
+    """Return a field of `ModelOptions` as a parameter for typer, with an option of its own or that of a command."""
+    kind: Any = bool if field.type == "bool" else int if str(field.type).startswith("int") else str
+    shown = shown or option(
+        field.default,
         field.metadata["help"],
         field.metadata["word"],
         field.metadata["panel"],
         names="--" + field.name.replace("_", "-"),
         complete=COMPLETIONS.get(field.name),
     )
+    place = inspect.Parameter.KEYWORD_ONLY if isinstance(shown, OptionInfo) else inspect.Parameter.POSITIONAL_OR_KEYWORD
     return inspect.Parameter(
-        field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=Annotated[hint, shown]
+        field.name, place, default=shown, annotation=kind if shown.default is not None else kind | None
     )
 
 
 def decoder_of(
     *,
-    decoder_prompt: Annotated[
-        str | None,
-        option(
-            "Encoder-decoder models: what the decoder continues; its tokens are not part of the text.", "TEXT", TEXT
-        ),
-    ] = None,
-    source_lang: Annotated[
-        str | None,
-        option(
-            "Multilingual models: language of the prompt, as the tokenizer writes it (en, en_XX, eng_Latn).",
-            "CODE",
-            TEXT,
-        ),
-    ] = None,
-    target_lang: Annotated[
-        str | None, option("Multilingual models: language of the text, as the tokenizer writes it.", "CODE", TEXT)
-    ] = None,
+    decoder_prompt: str | None = option(
+        None, "Encoder-decoder models: what the decoder continues; its tokens are not part of the text.", "TEXT", TEXT
+    ),
+    source_lang: str | None = option(
+        None,
+        "Multilingual models: language of the prompt, as the tokenizer writes it (en, en_XX, eng_Latn).",
+        "CODE",
+        TEXT,
+    ),
+    target_lang: str | None = option(
+        None, "Multilingual models: language of the text, as the tokenizer writes it.", "CODE", TEXT
+    ),
 ) -> DecoderOptions:
     return {"decoder_prompt": decoder_prompt, "source_lang": source_lang, "target_lang": target_lang}

@@ -16,7 +16,7 @@ import typer
 from draftree.cli.render import is_terminal
 from draftree.core.errors import InvalidRequestError, suggestion
 from draftree.core.files import JsonError, parse_json, read_lines
-from draftree.options import RequestOptions
+from draftree.options import RequestOptions, shown_value
 from draftree.text.chat.messages import check_messages
 
 if TYPE_CHECKING:
@@ -40,10 +40,13 @@ class Task:
     chat: bool | None = None
     decoder: DecoderOptions = field(default_factory=dict)  # type: ignore[assignment]
 
+    def __post_init__(self) -> None:
+        if self.chat is False and self.system is not None:
+            raise typer.BadParameter("--no-chat has no system message: leave one of them out", param_hint="--system")
+
     def decided(self, llm: LLM) -> Task:
-        chat = self.chat
-        if chat is None:
-            chat = llm.tokenizer is not None and llm.tokenizer.has_chat_template
+        has_template = llm.tokenizer is not None and llm.tokenizer.has_chat_template
+        chat = has_template if self.chat is None else self.chat
         if self.system is not None and not chat:
             raise InvalidRequestError("--system was given, but this model has no chat template: leave --system out")
         if llm.prompts.allow_control_tokens and not chat:
@@ -103,25 +106,28 @@ def fitted_to_context(
     return dataclasses.replace(params, max_tokens=min(params.max_tokens, room))
 
 
-def read_prompt(given: str | None) -> str:
+def read_prompt(text: str | None) -> str:
     """Return the prompt from the command line, or standard input without its final line break."""
-    if given is not None and given != STANDARD_INPUT:
-        if not given:
+    if text is not None and text != STANDARD_INPUT:
+        if not text:
             raise InvalidRequestError("the prompt is empty: give at least one character")
-        return given
-    if sys.stdin is None or (given is None and is_terminal(sys.stdin)):
+        return text
+    if sys.stdin is None or (text is None and is_terminal(sys.stdin)):
         raise typer.BadParameter("give a text, or pipe one to standard input", param_hint="PROMPT")
-    raw = sys.stdin.buffer.read()
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidRequestError(
-            f"standard input is not UTF-8 text (byte {error.start} is invalid): convert it, for example with iconv"
-        ) from error
+    text = utf8(sys.stdin.buffer.read(), "standard input is")
     text = text.removesuffix("\n").removesuffix("\r")
     if not text:
         raise InvalidRequestError("the prompt is empty: standard input is empty")
     return text
+
+
+def utf8(raw: bytes, subject: str) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(
+            f"{subject} not UTF-8 text (byte {error.start} is invalid): convert it, for example with iconv"
+        ) from error
 
 
 KINDS = ("prompt", "messages")
@@ -150,15 +156,20 @@ def read_prompts(file: str) -> list[FilePrompt]:
     optionally `id` and `category`. Otherwise every line is a prompt. Blank lines are skipped.
     """
     name = "standard input" if file == STANDARD_INPUT else file
-    lines = [(number, decoded(line, f"{name}:{number}")) for number, line in enumerate(raw_lines(file), 1)]
+    lines = [
+        (number, utf8(line, f"{name}:{number}:").removesuffix("\r")) for number, line in enumerate(raw_lines(file), 1)
+    ]
     lines = [(number, line) for number, line in lines if line.strip()]
     if not lines:
         raise InvalidRequestError(f"'{name}' holds no prompt: write one per line, or JSON lines with 'prompt'")
     first, text = lines[0]
-    if not text.lstrip().startswith("{"):
-        return [plain_prompt(line, number, f"{name}:{number}", first) for number, line in lines]
-    prompts = [json_prompt(line, number, f"{name}:{number}", first) for number, line in lines]
-    require_unique_ids(prompts)
+    read = json_prompt if text.lstrip().startswith("{") else plain_prompt
+    prompts = [read(line, number, f"{name}:{number}", first) for number, line in lines]
+    seen: dict[str | int, int] = {}
+    for prompt in prompts:
+        label = prompt.labels.get("id")
+        if label is not None and (line := seen.setdefault(label, prompt.line)) != prompt.line:
+            raise InvalidRequestError(f"{prompt.place}: 'id' is {label!r}, as in line {line}: ids are unique")
     return prompts
 
 
@@ -175,23 +186,11 @@ def raw_lines(file: str) -> Iterator[bytes]:
         raise InvalidRequestError(f"prompts file '{file}' cannot be read: {reason}") from error
 
 
-def decoded(line: bytes, place: str) -> str:
-    try:
-        return line.decode("utf-8").removesuffix("\r")
-    except UnicodeDecodeError as error:
-        raise InvalidRequestError(
-            f"{place}: not UTF-8 text (byte {error.start}): convert it, for example with iconv"
-        ) from error
-
-
 def plain_prompt(line: str, number: int, place: str, first: int) -> FilePrompt:
     """Return a line of text as a prompt; a JSON object with prompt keys is refused."""
-    if line.lstrip().startswith("{"):
-        found = json_value(line)
-        if isinstance(found, dict) and not found.keys().isdisjoint(KINDS):
-            raise InvalidRequestError(
-                f"{place}: a JSON object, but line {first} is text: use one form in the whole file"
-            )
+    fields = json_value(line) if line.lstrip().startswith("{") else None
+    if isinstance(fields, dict) and not fields.keys().isdisjoint(KINDS):
+        raise InvalidRequestError(f"{place}: a JSON object, but line {first} is text: use one form in the whole file")
     return FilePrompt(place, number, prompt=line)
 
 
@@ -205,12 +204,17 @@ def json_prompt(line: str, number: int, place: str, first: int) -> FilePrompt:
     unknown = next((key for key in fields if key not in (*KINDS, *LABELS)), None)
     if unknown is not None:
         raise InvalidRequestError(f"{place}: unknown key '{unknown}': {suggestion(unknown, (*KINDS, *LABELS))}")
-    given = [kind for kind in KINDS if kind in fields]
-    if len(given) != 1:
-        case = "both 'prompt' and 'messages': keep one" if given else "neither 'prompt' nor 'messages': give one"
+    kinds = [kind for kind in KINDS if kind in fields]
+    if len(kinds) != 1:
+        case = "both 'prompt' and 'messages': keep one" if kinds else "neither 'prompt' nor 'messages': give one"
         raise InvalidRequestError(f"{place}: {case}")
-    labels = {label: checked_label(fields[label], label, place) for label in LABELS if label in fields}
-    if given == ["prompt"]:
+    labels = {label: fields[label] for label in LABELS if label in fields}
+    for label, value in labels.items():
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            raise InvalidRequestError(
+                f"{place}: '{label}' is {shown_value(value)}: it must be a text or a whole number"
+            )
+    if kinds == ["prompt"]:
         return FilePrompt(place, number, prompt=checked_text(fields["prompt"], place), labels=labels)
     try:
         check_messages(fields["messages"])
@@ -229,7 +233,7 @@ def json_value(line: str) -> Any:
 
 def checked_text(value: object, place: str) -> str:
     if not isinstance(value, str) or not value:
-        raise InvalidRequestError(f"{place}: 'prompt' is {shown(value)}: it must be a non-empty text")
+        raise InvalidRequestError(f"{place}: 'prompt' is {shown_value(value)}: it must be a non-empty text")
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -238,24 +242,3 @@ def checked_text(value: object, place: str) -> str:
             "write the whole character"
         ) from error
     return value
-
-
-def checked_label(value: object, label: str, place: str) -> str | int:
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise InvalidRequestError(f"{place}: '{label}' is {shown(value)}: it must be a text or a whole number")
-    return value
-
-
-def require_unique_ids(prompts: Sequence[FilePrompt]) -> None:
-    seen: dict[str | int, int] = {}
-    for prompt in prompts:
-        name = prompt.labels.get("id")
-        if name is not None and name in seen:
-            raise InvalidRequestError(f"{prompt.place}: 'id' is {name!r}, as in line {seen[name]}: ids are unique")
-        if name is not None:
-            seen[name] = prompt.line
-
-
-def shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"a {type(value).__name__}"

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -18,11 +19,14 @@ from draftree.core.errors import harmless
 from draftree.weights.cache import Step, steps
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress
 
     from draftree.engine.sequence import Piece
     from draftree.outputs import CompletionStats
 
+INTERRUPTED = 130
+"""Exit status after Ctrl-C."""
 GREEN = "\x1b[32m"
 BOLD = "\x1b[1m"
 DIM = "\x1b[2m"
@@ -124,6 +128,39 @@ SHOW_CURSOR = "\x1b[?25h"
 STEPS: dict[Step, str] = {"download": "downloading", "check": "reading", "convert": "unpacking"}
 STEP_LOGGERS = (steps.name, "draftree.models.native.build")
 """Loggers of which each INFO record announces a slow step."""
+
+
+@contextmanager
+def transient_bar(text: str, total: int, *, done: int = 0) -> Iterator[Callable[..., None]]:
+    """Show a bar that counts to a total; yields a function that updates it, with the keywords of rich's `update`."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(TextColumn("{task.description}"), *columns, console=Console(stderr=True), transient=True) as bar:
+        yield partial(bar.update, bar.add_task(text, total=total, completed=done))
+
+
+def wide_console(width: int) -> Console:
+    """Return a console for tables, which must not be truncated in a file or a pipe that has no width."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=width)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows of cells as lines with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "".join(f"{line}\n" for line in lines)
 
 
 @contextmanager

@@ -13,10 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import takewhile
 from pathlib import Path
 from statistics import fmean
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -71,8 +69,7 @@ class Wrapping:
             for part in filter(None, SPLIT.split(piece.text)):
                 here = Piece(part, piece.drafted)
                 if part == "\n":
-                    yield from self._place()
-                    self._gap, self._column = [], 0
+                    yield from self.finish()
                     yield here
                 elif part.isspace():
                     yield from self._place()
@@ -89,7 +86,7 @@ class Wrapping:
         """Yield the complete word, after its gap or on a new line."""
         if not self._word:
             return
-        gap, word = length(self._gap), length(self._word)
+        gap, word = (sum(len(piece.text) for piece in pieces) for pieces in (self._gap, self._word))
         if self._column and self._column + gap + word > self._width:
             yield Piece("\n", drafted=False)
             self._column = word
@@ -98,10 +95,6 @@ class Wrapping:
             self._column += gap + word
         yield from self._word
         self._gap, self._word = [], []
-
-
-def length(pieces: Iterable[Piece]) -> int:
-    return sum(len(piece.text) for piece in pieces)
 
 
 WARM_UP_TOKENS = 8
@@ -132,7 +125,7 @@ class Run:
     @property
     def summary(self) -> str:
         stats = [completion.stats for completion in self.completions]
-        cut = ", cut at the limit" if any(one.finish_reason == "length" for one in self.completions) else ""
+        cut = ", cut at the limit" if any(each.finish_reason == "length" for each in self.completions) else ""
         return decoding_line(stats, self.seconds, drafted=not self.setup.is_plain) + cut
 
 
@@ -207,11 +200,6 @@ def warm_up(llm: LLM, constraint: tuple[str, str] | None = None, task: Task | No
         llm.tokenizer.decode(ids, skip_special_tokens=True)
 
 
-def save_learned(llm: LLM) -> None:
-    if llm.learned is not None:
-        llm.learned.close()
-
-
 def write(llm: LLM, setup: Setup, task: Task, *, params: SamplingParams, screen: Screen | None) -> Run:
     show = None if screen is None else screen.show
     start = time.perf_counter()
@@ -227,13 +215,21 @@ def write(llm: LLM, setup: Setup, task: Task, *, params: SamplingParams, screen:
     return Run(setup, task, completions, seconds)
 
 
-def lossy_line(verify: str, temperature: float) -> str | None:
-    """Return the warning for this verifier at this temperature; None if it is lossless."""
-    verifier, _ = VERIFIERS.configure(VERIFIERS.parse(verify)[0])
-    if verifier.promise(temperature) is not Guarantee.LOSSY:
+def save_learned(llm: LLM) -> None:
+    if llm.learned is not None:
+        llm.learned.close()
+
+
+def verifier_of(verify: str) -> type[Verifier]:
+    return VERIFIERS.configure(VERIFIERS.parse(verify)[0])[0]
+
+
+def lossy_line(setup: Setup, temperature: float) -> str | None:
+    """Return the warning for a verifier that is lossy at this temperature; None if the text is the model's own."""
+    if setup.is_plain or verifier_of(setup.verify).promise(temperature) is not Guarantee.LOSSY:
         return None
     return (
-        f"verifier '{verify}' is lossy at temperature {temperature:g}: "
+        f"verifier '{setup.verify}' is lossy at temperature {temperature:g}: "
         "the text is not distributed as the model's own (coupled is lossless)"
     )
 
@@ -242,18 +238,12 @@ def announce_methods(setup: Setup, llm: LLM, params: SamplingParams, style: Styl
     """Write what a model decided itself, its sampling defaults, and the warning, if there are any."""
     for line in filter(None, (llm.draft_note, llm.sampling_note)):
         note(style.dim(line))
-    if not setup.is_plain:
-        announce_lossy(setup.verify, llm.requests.resolved(params).sampling.temperature, style)
-
-
-def announce_lossy(verify: str, temperature: float, style: Style) -> None:
-    line = lossy_line(verify, temperature)
-    if line is not None:
-        note(style.bold(line))
+    if warning := lossy_line(setup, llm.requests.resolved(params).sampling.temperature):
+        note(style.bold(warning))
 
 
 def report(run: Run, model: LanguageModel) -> dict[str, Any]:
-    setup = run.setup
+    setup, first = run.setup, run.completions[0]
     texts = [completion.to_json() for completion in run.completions]
     return {
         "model": setup.model,
@@ -263,11 +253,11 @@ def report(run: Run, model: LanguageModel) -> dict[str, Any]:
         "chat": run.task.chat,
         "device": str(model.device),
         "dtype": str(model.dtype).removeprefix("torch."),
-        "kernels": run.completions[0].stats.kernels,
-        "fallback_reason": run.completions[0].stats.fallback_reason,
-        "lossless": run.completions[0].lossless,
-        "promise": str(run.completions[0].stats.promise),
-        "prompt_tokens": run.completions[0].stats.prompt_tokens,
+        "kernels": first.stats.kernels,
+        "fallback_reason": first.stats.fallback_reason,
+        "lossless": first.lossless,
+        "promise": str(first.stats.promise),
+        "prompt_tokens": first.stats.prompt_tokens,
         "seconds": run.seconds,
         **(texts[0] if len(texts) == 1 else {"completions": texts}),
     }
@@ -304,8 +294,7 @@ def keeps_text(verifier: type[Verifier], temperature: float) -> bool:
 
 def comparable(params: SamplingParams, verify: str) -> SamplingParams:
     """Return the parameters with a seed, which both runs need."""
-    verifier, _ = VERIFIERS.configure(VERIFIERS.parse(verify)[0])
-    temperature = params.sampling.temperature
+    verifier, temperature = verifier_of(verify), params.sampling.temperature
     if not keeps_text(verifier, temperature):
         known = [name for name in VERIFIERS.names() if keeps_text(VERIFIERS.find(name), temperature)]
         case = "preserves the model's distribution, but not the text of a seed" if verifier.lossless else "is lossy"
@@ -313,9 +302,7 @@ def comparable(params: SamplingParams, verify: str) -> SamplingParams:
             f"--compare needs equal texts, but verifier '{verify}' {case}: "
             f"at temperature {temperature:g} use {', '.join(known)}"
         )
-    if params.seed is not None:
-        return params
-    return dataclasses.replace(params, seed=secrets.randbits(32))
+    return params if params.seed is not None else dataclasses.replace(params, seed=secrets.randbits(32))
 
 
 def are_equal(plain: Run, fast: Run) -> bool:
@@ -328,8 +315,7 @@ def speedup(plain: Sequence[Run], fast: Run) -> float:
 
 
 def verdict(plain: Sequence[Run], fast: Run) -> str:
-    if not all(are_equal(run, fast) for run in plain):
-        other = next(run for run in plain if not are_equal(run, fast))
+    if other := next((run for run in plain if not are_equal(run, fast)), None):
         return f"THE TEXTS DIFFER {difference(other, fast)}"
     ratio = speedup(plain, fast)
     line = f"speed-up {ratio:.2f}, the texts are the same"
@@ -341,15 +327,16 @@ def verdict(plain: Sequence[Run], fast: Run) -> str:
 
 def difference(plain: Run, fast: Run) -> str:
     """Describe where the first two differing texts diverge."""
-    for one, other in zip(plain.completions, fast.completions, strict=True):
-        if one.token_ids == other.token_ids:
-            continue
-        if one.text == other.text:
-            return "the texts are equal, but their tokens differ"
-        start = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one.text, other.text, strict=False))))
-        seen = [repr(text[start : start + SHOWN]) for text in (one.text, other.text)]
-        return f"from character {start}: plain {seen[0]}, with speculation {seen[1]}"
-    return "no difference"
+    completions = zip(plain.completions, fast.completions, strict=True)
+    texts = next(((one.text, two.text) for one, two in completions if one.token_ids != two.token_ids), None)
+    if texts is None:
+        return "no difference"
+    if texts[0] == texts[1]:
+        return "the texts are equal, but their tokens differ"
+    pairs = enumerate(zip(*texts, strict=False))
+    start = next((place for place, (left, right) in pairs if left != right), min(map(len, texts)))
+    slow, quick = (repr(text[start : start + SHOWN]) for text in texts)
+    return f"from character {start}: plain {slow}, with speculation {quick}"
 
 
 @contextmanager
@@ -366,10 +353,13 @@ def recorded(
         writer = TraceWriter(stream)
         llm = setup.llm(loaded, on_round=writer)
         llm.requests.records_picks = True
-        planner, plan = llm.planner, setup.methods().plan
-        about = run_facts(loaded) | ({} if params is None else sampling_facts(llm.requests.resolved(params)))
-        parts, seconds = planner.parts, planner.pass_seconds
-        writer.begin(TraceHeader(shown_name(setup.model), str(setup.draft), setup.verify, plan, parts, seconds, about))
+        about = run_facts(loaded)
+        if params is not None:
+            resolved = llm.requests.resolved(params)
+            about |= {"temperature": resolved.sampling.temperature}
+            about |= {"seed": resolved.seed, "max_tokens": resolved.max_tokens}
+        specs = (str(setup.draft), setup.verify, setup.methods().plan)
+        writer.begin(TraceHeader(shown_name(setup.model), *specs, llm.planner.parts, llm.planner.pass_seconds, about))
         yield llm
         writer.end(pieces_of(llm.tokenizer))
 
@@ -388,10 +378,6 @@ def run_facts(loaded: LoadedModel) -> dict[str, Any]:
     }
 
 
-def sampling_facts(params: SamplingParams) -> dict[str, Any]:
-    return {"temperature": params.sampling.temperature, "seed": params.seed, "max_tokens": params.max_tokens}
-
-
 class Recordings:
     """A folder with a trace of every drafting method; nothing without a folder. Mutated by `of`."""
 
@@ -404,9 +390,7 @@ class Recordings:
     def __enter__(self) -> Recordings:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._writers:
             text_of = pieces_of(self._tokenizer)
             for writer in self._writers.values():
@@ -445,9 +429,8 @@ class Recordings:
         for method in ready.runner.methods:
             if method.name in self._writers and isinstance(method.how, OurMethod):
                 planner, how = writer.planners[method.name], method.how
-                plan = choose_methods(how.draft, how.verify, how.plan).plan
-                sizes = (planner.parts, planner.pass_seconds)
-                header = TraceHeader(shown_name(model), how.draft, how.verify, plan, *sizes, about)
+                specs = (how.draft, how.verify, choose_methods(how.draft, how.verify, how.plan).plan)
+                header = TraceHeader(shown_name(model), *specs, planner.parts, planner.pass_seconds, about)
                 self._writers[method.name].begin(header)
 
 
@@ -458,9 +441,8 @@ def check_beside(setup: Setup, *, compare: bool, record: Path | None) -> None:
     if record is not None and setup.is_plain:
         raise typer.BadParameter("without a drafter there is nothing to record: add --draft", param_hint="--record")
     if compare and setup.is_plain:
-        raise typer.BadParameter(
-            "there is nothing to compare with: name a drafter with --draft", param_hint="--compare"
-        )
+        reason = "there is nothing to compare with: name a drafter with --draft"
+        raise typer.BadParameter(reason, param_hint="--compare")
 
 
 def write_and_report(
@@ -478,10 +460,8 @@ def write_and_report(
     if screen is None:
         say(dump(report(run, llm.model)) + "\n")
     else:
-        say_choice(setup, notes)
-        note(notes.dim(run.summary))
-        if llm.model.note:
-            note(notes.dim(llm.model.note))
+        for line in filter(None, (setup.auto_note, run.summary, llm.model.note)):
+            note(notes.dim(line))
 
 
 def compare_and_report(setup: Setup, request: Request, screen: Screen | None, notes: Style) -> None:
@@ -512,18 +492,12 @@ def compare_and_report(setup: Setup, request: Request, screen: Screen | None, no
         beside = {"plain": report(before, loaded.model), "equal": equal, "speedup": speedup(plain_runs, fast_run)}
         say(dump(report(fast_run, loaded.model) | beside) + "\n")
     else:
-        say_choice(setup, notes)
-        note(notes.dim(f"{setup.draft}: {fast_run.summary}"))
-        note(notes.dim(f"plain again: {plain_runs[1].summary}"))
+        summaries = (f"{setup.draft}: {fast_run.summary}", f"plain again: {plain_runs[1].summary}")
+        for line in filter(None, (setup.auto_note, *summaries)):
+            note(notes.dim(line))
         note(notes.bold(verdict(plain_runs, fast_run)))
     if not equal:
         raise typer.Exit(1)
-
-
-def say_choice(setup: Setup, notes: Style) -> None:
-    """Print what `auto` stood for, and why, if no drafter was named."""
-    if setup.auto_note:
-        note(notes.dim(setup.auto_note))
 
 
 def announce(setup: Setup, screen: Screen | None, notes: Style) -> None:

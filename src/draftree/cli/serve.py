@@ -7,22 +7,25 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from draftree.cli.flags import WORDS, Flag, made_of
 from draftree.cli.layout import argument, option
 from draftree.cli.options import complete_draft, complete_model, import_engine, option_of, require_new, takes
+from draftree.cli.render import resolve_with_bar, say
 from draftree.core.errors import ConfigurationError, require_extra
 from draftree.loading.resolve import require_sound
 from draftree.options import EXECUTION, SPECULATION
 from draftree.parallel.entry import leave_to_rank_zero
+from draftree.remote.address import PREFIX
 from draftree.serve.settings import BYTES_WORD, MODEL_OPTIONS, ServerSettings, choose_models, read_bytes
 
 if TYPE_CHECKING:
     from draftree.serve.access import KeyRing
     from draftree.serve.pool import ServedModel
+    from draftree.serve.verify.settings import VerifySettings
 
 HINTS: dict[str, Any] = typing.get_type_hints(ServerSettings)
 
@@ -34,15 +37,14 @@ def serving_flags() -> Iterator[Flag]:
             yield flag_for(field, HINTS[field.name])
     for field in MODEL_OPTIONS:
         shown = option_of(field)
-        yield Flag(shown.name, "--" + shown.name.replace("_", "-"), shown.annotation, shown.default)
+        yield Flag(shown.name, shown.annotation, shown.default)
 
 
 def flag_for(field: dataclasses.Field[Any], hint: Any) -> Flag:
     text, word, name = field.metadata["help"], field.metadata["word"], "--" + field.name.replace("_", "-")
 
     def flag(kind: Any, default: Any, *read: Callable[[Any], Any], names: str = name, word: str | None = word) -> Flag:
-        shown = option(text, word, str(field.metadata["group"]), names=names)
-        return Flag(field.name, names.split("/")[0], Annotated[kind, shown], default, *read)
+        return Flag(field.name, kind, option(default, text, word, str(field.metadata["group"]), names=names), *read)
 
     if word == BYTES_WORD:
         size: Any = field.default
@@ -64,43 +66,37 @@ def flag_for(field: dataclasses.Field[Any], hint: Any) -> Flag:
 settings_of: Callable[..., dict[str, Any]] = made_of(list(serving_flags()), dict)
 """Function for `takes` that makes the values of `ServerSettings`, by name."""
 
-Models = Annotated[
-    list[str],
-    argument(
-        "Models to serve: a name of 'draftree models', a folder, a GGUF file or a hub id; NAME=MODEL or "
-        "NAME,ALIAS=MODEL serves it under other names.",
-        "MODEL",
-        complete=complete_model,
-    ),
-]
-Drafts = Annotated[
-    list[str],
-    option(
-        "A drafter, as for 'draftree generate'; repeatable. The first is the default, and requests may choose "
-        "another one, or none. NAME=SPEC is for one model. If not given: auto, which is chosen for each model when "
-        "it is loaded, and drafts only where the planner finds that it saves time. none for plain decoding.",
-        "SPEC",
-        SPECULATION,
-        complete=complete_draft,
-    ),
-]
+MODELS: Any = argument(
+    ...,
+    "Models to serve: a name of 'draftree models', a folder, a GGUF file or a hub id; NAME=MODEL or "
+    "NAME,ALIAS=MODEL serves it under other names.",
+    "MODEL",
+    complete=complete_model,
+)
+DRAFTS: Any = option(
+    [],
+    "A drafter, as for 'draftree generate'; repeatable. The first is the default, and requests may choose "
+    "another one, or none. NAME=SPEC is for one model. If not given: auto, which is chosen for each model when "
+    "it is loaded, and drafts only where the planner finds that it saves time. none for plain decoding.",
+    "SPEC",
+    SPECULATION,
+    complete=complete_draft,
+)
 
 
 @takes("options", settings_of)
 def serve(
-    models: Models,
+    models: list[str] = MODELS,
     *,
-    draft: Drafts = [],  # noqa: B006, read only
-    replicas: Annotated[
-        str | None,
-        option(
-            "Number of engines on this machine, each with its own weights, or a range such as 1-4 for as many as the "
-            "load needs. A request whose replica fails continues on another one. Needs the extra ray; the limits of "
-            "running and waiting requests are those of one replica.",
-            "N",
-            EXECUTION,
-        ),
-    ] = None,
+    draft: list[str] = DRAFTS,
+    replicas: str | None = option(
+        None,
+        "Number of engines on this machine, each with its own weights, or a range such as 1-4 for as many as the "
+        "load needs. A request whose replica fails continues on another one. Needs the extra ray; the limits of "
+        "running and waiting requests are those of one replica.",
+        "N",
+        EXECUTION,
+    ),
     options: Mapping[str, Any],
 ) -> None:
     """Serve models with an OpenAI-compatible HTTP API, on this machine only unless --host is given.
@@ -120,9 +116,10 @@ def serve(
         require_sound(choice.source)
     import_engine()
     settings.require_methods()
-    status = fetch_and_run(settings, keys) if replicas is None else fetch_and_replicate(settings, keys, replicas)
-    if status:
-        raise typer.Exit(status)
+    if replicas is None:
+        fetch_and_run(settings, keys)
+    else:
+        fetch_and_replicate(settings, keys, replicas)
 
 
 def require_recordable(settings: ServerSettings, replicas: str | None) -> None:
@@ -152,27 +149,40 @@ def require_keys(settings: ServerSettings, keys: KeyRing) -> None:
         raise ConfigurationError("--allow-no-key has no effect with API keys: leave it out")
 
 
-def fetch_and_run(settings: ServerSettings, keys: KeyRing) -> int:
-    from draftree.cli.render import resolve_with_bar, say
+def fetch_and_run(settings: ServerSettings, keys: KeyRing, verify: VerifySettings | None = None) -> None:
+    """Fetch all models and serve them, also to devices that draft if `verify` has their limits."""
     from draftree.core.host import apply_threads
+    from draftree.loading.first_layers import refuse_gguf, require_split
     from draftree.serve.listening import listen
     from draftree.serve.run import run_server
 
+    split = 0 if verify is None else verify.split
     with listen(settings) as listener:  # before the weights: a port that is in use is known at once
         for name in model_names(settings):
+            if split:
+                refuse_gguf(name)  # before it is described or converted
             resolve_with_bar(name)
+            if split:
+                require_split(name, split)
         apply_threads(settings.options.threads, settings.options.affinity)
 
         def announce(url: str, models: Sequence[ServedModel]) -> None:
-            drafters = {model.name: model.drafts for model in models}
-            say(ready_line(settings, keys, url, drafters) + "\n")
+            devices = "" if verify is None else f"; devices: {device_address(url, split)}"
+            say(ready_line(settings, keys, url, {model.name: model.drafts for model in models}) + f"{devices}\n")
 
-        return run_server(settings, keys, listener=listener, on_ready=announce)
+        status = run_server(settings, keys, listener=listener, on_ready=announce, verify=verify)
+    if status:
+        raise typer.Exit(status)
 
 
-def fetch_and_replicate(settings: ServerSettings, keys: KeyRing, number: str) -> int:
+def device_address(url: str, split: int) -> str:
+    """Return what devices give as their model; HOST stands for a name of this machine if it listens at all of them."""
+    reachable = url.replace("//0.0.0.0:", "//HOST:").replace("//[::]:", "//HOST:")
+    return f"{PREFIX}{reachable}" + (f"?split={split}&weights=MODEL" if split else "")
+
+
+def fetch_and_replicate(settings: ServerSettings, keys: KeyRing, number: str) -> None:
     require_extra("ray", "'draftree serve --replicas' needs", error=ConfigurationError)
-    from draftree.cli.render import resolve_with_bar, say
     from draftree.serve.listening import listen
     from draftree.serve.ray.options import ReplicaOptions
 
@@ -184,7 +194,6 @@ def fetch_and_replicate(settings: ServerSettings, keys: KeyRing, number: str) ->
     from draftree.serve.ray.app import run_replicas
 
     run_replicas(settings, replicas, on_ready=lambda url: say(ready_line(settings, keys, url) + "\n"))
-    return 0
 
 
 def model_names(settings: ServerSettings) -> Sequence[str]:
@@ -201,7 +210,7 @@ def model_names(settings: ServerSettings) -> Sequence[str]:
 def ready_line(
     settings: ServerSettings, keys: KeyRing, url: str, drafters: Mapping[str, Sequence[str]] | None = None
 ) -> str:
-    known = {choice.name: choice.drafts for choice in settings.models} if drafters is None else drafters
+    known = drafters or {choice.name: choice.drafts for choice in settings.models}
     models = ", ".join(f"{choice.name} ({', '.join(known[choice.name]) or 'plain'})" for choice in settings.models)
     access = f"{len(keys.names)} API keys" if keys else "no API key"
     return f"serving {models} at {url}/v1, {access}"

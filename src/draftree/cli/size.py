@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from draftree.cli.layout import option
+from draftree.cli.render import aligned, say
 from draftree.core.errors import ConfigurationError
 from draftree.core.files import MALFORMED, read_json_lines
 from draftree.engine.trace import read_trace
@@ -21,53 +22,38 @@ DEMAND, FLEET = "Demand", "Fleet"
 DEVICE, MAX_BATCH = "h100", 32
 """Defaults."""
 HEADINGS = (
-    "devices",
-    "replicas",
-    "each",
-    "batch",
-    "tokens/s",
-    "first token p50/p95",
-    "ms per token p50/p95",
-    "queued",
-    "",
+    *("devices", "replicas", "each", "batch", "tokens/s"),
+    *("first token p50/p95", "ms per token p50/p95", "queued", ""),
 )
 
 
 def size(
     *,
-    model_size: Annotated[str, option("Weights of the target, such as 8B.", panel=DEMAND)],
-    rate: Annotated[float, option("Requests per second.", panel=DEMAND)],
-    bits: Annotated[float, option("Bits of a weight.", panel=DEMAND)] = 16,
-    prompt: Annotated[int, option("Mean tokens of a prompt.", panel=DEMAND)] = 512,
-    output: Annotated[int, option("Mean tokens of an answer.", panel=DEMAND)] = 256,
-    tokens_per_round: Annotated[
-        float, option("Tokens per round with the drafter; 1 is plain decoding.", panel=DEMAND)
-    ] = 1.0,
-    nodes: Annotated[int, option("Drafted tokens per round.", panel=DEMAND)] = 0,
-    draft_ms: Annotated[float, option("Milliseconds of drafting per round.", panel=DEMAND)] = 0.0,
-    draft: Annotated[str | None, option("Replay the rounds that --measured has of this drafter.", panel=DEMAND)] = None,
-    trace: Annotated[
-        Path | None, option("Replay the rounds of a run: 'draftree generate --record FILE --draft SPEC'.", panel=DEMAND)
-    ] = None,
-    round_trip_ms: Annotated[
-        float | None, option("Clients draft, with this round trip in each round.", panel=DEMAND)
-    ] = None,
-    first_token_ms: Annotated[float, option("Largest time to the first token (p95).", panel=DEMAND)] = 2000.0,
-    per_token_ms: Annotated[float | None, option("Largest time per token (p95).", panel=DEMAND)] = None,
-    device: Annotated[str | None, option(f"One of {', '.join(DEVICES)}; default {DEVICE}.", panel=FLEET)] = None,
-    devices: Annotated[int, option("Devices at most.", panel=FLEET)] = 8,
-    measured: Annotated[
-        Path | None,
-        option("Passes and rounds measured by benchmarks/scale/fleet.py, in place of a data sheet.", panel=FLEET),
-    ] = None,
-    host: Annotated[
-        Path | None,
-        option("Costs of steps and messages from benchmarks/scale/equal_latency.py --calibrate.", panel=FLEET),
-    ] = None,
-    max_batch: Annotated[
-        int | None, option(f"Sequences of a batch, with --measured; default {MAX_BATCH}.", panel=FLEET)
-    ] = None,
-    as_json: Annotated[bool, option("Print JSON.", names="--json")] = False,
+    model_size: str = option(..., "Weights of the target, such as 8B.", panel=DEMAND),
+    rate: float = option(..., "Requests per second.", panel=DEMAND),
+    bits: float = option(16, "Bits of a weight.", panel=DEMAND),
+    prompt: int = option(512, "Mean tokens of a prompt.", panel=DEMAND),
+    output: int = option(256, "Mean tokens of an answer.", panel=DEMAND),
+    tokens_per_round: float = option(1.0, "Tokens per round with the drafter; 1 is plain decoding.", panel=DEMAND),
+    nodes: int = option(0, "Drafted tokens per round.", panel=DEMAND),
+    draft_ms: float = option(0.0, "Milliseconds of drafting per round.", panel=DEMAND),
+    draft: str | None = option(None, "Replay the rounds that --measured has of this drafter.", panel=DEMAND),
+    trace: Path | None = option(
+        None, "Replay the rounds of a run: 'draftree generate --record FILE --draft SPEC'.", panel=DEMAND
+    ),
+    round_trip_ms: float | None = option(None, "Clients draft, with this round trip in each round.", panel=DEMAND),
+    first_token_ms: float = option(2000.0, "Largest time to the first token (p95).", panel=DEMAND),
+    per_token_ms: float | None = option(None, "Largest time per token (p95).", panel=DEMAND),
+    device: str | None = option(None, f"One of {', '.join(DEVICES)}; default {DEVICE}.", panel=FLEET),
+    devices: int = option(8, "Devices at most.", panel=FLEET),
+    measured: Path | None = option(
+        None, "Passes and rounds measured by benchmarks/scale/fleet.py, in place of a data sheet.", panel=FLEET
+    ),
+    host: Path | None = option(
+        None, "Costs of steps and messages from benchmarks/scale/equal_latency.py --calibrate.", panel=FLEET
+    ),
+    max_batch: int | None = option(None, f"Sequences of a batch, with --measured; default {MAX_BATCH}.", panel=FLEET),
+    as_json: bool = option(False, "Print JSON.", names="--json"),
 ) -> None:
     """Estimate the devices that serve a rate of requests, from data sheets or measured passes."""
     rounds = [tokens_per_round != 1.0 or nodes != 0 or draft_ms != 0.0, draft is not None, trace is not None]
@@ -77,7 +63,7 @@ def size(
         )
     if draft is not None and measured is None:
         raise ConfigurationError(f"the rounds of '{draft}' are not known: name a file with them by --measured")
-    found_file = None if measured is None else Measurements.read(measured)
+    measurements = None if measured is None else Measurements.read(measured)
     demand = Demand(
         parameters=parse_parameters(model_size),
         bits=bits,
@@ -87,29 +73,27 @@ def size(
         tokens_per_round=tokens_per_round,
         nodes=nodes,
         draft_seconds=draft_ms / 1000,
-        rounds=_rounds(draft, trace, found_file),
+        rounds=_rounds(draft, trace, measurements),
         round_trip=None if round_trip_ms is None else round_trip_ms / 1000,
         first_token=first_token_ms / 1000,
         per_token=None if per_token_ms is None else per_token_ms / 1000,
     )
-    require_used(found_file, device=device, devices=devices, max_batch=max_batch)
-    costs = host_costs_of(host, draft, found_file)
-    if found_file is None:
-        found = plans(demand, device or DEVICE, devices, host=costs)
+    require_used(measurements, device=device, devices=devices, max_batch=max_batch)
+    costs = host_costs_of(host, draft, measurements)
+    if measurements is None:
+        fleets = plans(demand, device or DEVICE, devices, host=costs)
     else:
-        found = measured_plans(demand, found_file, devices=devices, max_batch=max_batch or MAX_BATCH, host=costs)
+        fleets = measured_plans(demand, measurements, devices=devices, max_batch=max_batch or MAX_BATCH, host=costs)
     if as_json:
-        typer.echo(json.dumps([_numbers(one) for one in found], indent=2))
+        typer.echo(json.dumps([_numbers(fleet) for fleet in fleets], indent=2))
         return
-    if not found:
+    if not fleets:
         typer.echo(f"the weights do not fit into {devices} {device or DEVICE} with room for a sequence")
         return
-    rows = [HEADINGS, *(_row(one) for one in found)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     source = "data sheets and assumed efficiencies" if measured is None else f"passes measured in {measured}"
-    typer.echo(f"a simulation of {len(found[0].result.first_token)} requests from {source}; nothing was run")
+    count = len(fleets[0].result.first_token)
+    say(aligned([HEADINGS, *map(_row, fleets)]))
+    say(f"a simulation of {count} requests from {source}; nothing was run\n")
 
 
 def host_costs_of(path: Path | None, draft: str | None, measured: Measurements | None) -> HostCosts:
@@ -144,16 +128,13 @@ def measured_plans(
     demand: Demand, measured: Measurements, *, devices: int, max_batch: int, host: HostCosts
 ) -> list[Plan]:
     """Return fleets of one replica and more of the measured device, up to the first that serves the demand."""
-    found: list[Plan] = []
+    fleets: list[Plan] = []
+    reach = partial(simulated, demand, measured.curve, device="measured", width=1, max_batch=max_batch, host=host)
     for count in range(1, devices + 1):
-        found.append(
-            simulated(
-                demand, measured.curve, device="measured", width=1, replicas=count, max_batch=max_batch, host=host
-            )
-        )
-        if not found[-1].reason:
+        fleets.append(reach(replicas=count))
+        if not fleets[-1].reason:
             break
-    return found
+    return fleets
 
 
 def _rounds(draft: str | None, trace: Path | None, measured: Measurements | None) -> tuple[RoundOutcome, ...]:
@@ -162,42 +143,42 @@ def _rounds(draft: str | None, trace: Path | None, measured: Measurements | None
         return PLAIN if draft == "none" else measured.draft(draft).rounds
     if trace is None:
         return ()
-    found = tuple(one for text in outcomes_of(read_trace(trace)).values() for one in text)
-    if not found:
+    rounds = tuple(outcome for text in outcomes_of(read_trace(trace)).values() for outcome in text)
+    if not rounds:
         raise ConfigurationError(f"'{trace}' has no rounds: record a longer text")
-    return found
+    return rounds
 
 
-def _numbers(one: Plan) -> dict[str, object]:
-    result = one.result
+def _numbers(plan: Plan) -> dict[str, object]:
+    result = plan.result
     return {
-        "device": one.device,
-        "devices": one.devices,
-        "replicas": one.replicas,
-        "tensor_parallel": one.tensor_parallel,
-        "max_batch": one.max_batch,
+        "device": plan.device,
+        "devices": plan.devices,
+        "replicas": plan.replicas,
+        "tensor_parallel": plan.tensor_parallel,
+        "max_batch": plan.max_batch,
         "tokens_per_second": round(result.tokens_per_second, 1),
         "first_token_seconds": {str(share): round(quantile(result.first_token, share), 4) for share in (0.5, 0.95)},
         "seconds_per_token": {str(share): round(quantile(result.per_token, share), 5) for share in (0.5, 0.95)},
         "busy": round(result.busy, 3),
         "queued": round(result.queued, 3),
-        "serves": not one.reason,
-        "reason": one.reason,
+        "serves": not plan.reason,
+        "reason": plan.reason,
     }
 
 
-def _row(one: Plan) -> tuple[str, ...]:
-    result = one.result
+def _row(plan: Plan) -> tuple[str, ...]:
+    result = plan.result
     first = "/".join(f"{quantile(result.first_token, share):.2f}" for share in (0.5, 0.95))
     later = "/".join(f"{1000 * quantile(result.per_token, share):.1f}" for share in (0.5, 0.95))
     return (
-        f"{one.devices} {one.device}",
-        str(one.replicas),
-        str(one.tensor_parallel),
-        str(one.max_batch),
+        f"{plan.devices} {plan.device}",
+        str(plan.replicas),
+        str(plan.tensor_parallel),
+        str(plan.max_batch),
         f"{result.tokens_per_second:.0f}",
         f"{first} s",
         later,
         f"{result.queued:.0%}",
-        f"too little: {one.reason}" if one.reason else "serves",
+        f"too little: {plan.reason}" if plan.reason else "serves",
     )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
 import typer
 
-from draftree.cli.layout import argument, group_of, option
-from draftree.cli.options import require_new
+from draftree.cli.layout import OUTPUT, argument, group_of, option
+from draftree.cli.options import AS_JSON, require_new
 from draftree.core.errors import ConfigurationError
 
 
@@ -19,14 +19,14 @@ class To(StrEnum):
     CSV = "csv"
 
 
-TraceFile = Annotated[Path, argument("A trace from --record.", "TRACE")]
-Output = Annotated[Path, option("The file to write.", "FILE", "Output")]
+TRACE: Any = argument(..., "A trace from --record.", "TRACE")
+WRITTEN: Any = option(..., "The file to write.", "FILE", OUTPUT)
 
 
 def show(
-    file: TraceFile,
+    file: Path = TRACE,
     *,
-    as_json: Annotated[bool, option("Print one JSON object and nothing else.", panel="Output", names="--json")] = False,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Print what a trace holds: the run, its rounds, tokens per round and seconds by phase."""
     from draftree.engine.trace import read_trace
@@ -42,20 +42,18 @@ def show(
 
 
 def export(
-    file: TraceFile,
+    file: Path = TRACE,
     *,
-    to: Annotated[
-        To, option("chrome: trace events for Perfetto and chrome://tracing; csv: a table.", "FORMAT", "Output")
-    ] = To.CHROME,
-    table: Annotated[
-        str | None,
-        option(
-            "Table of a CSV file: rounds, steps (per sequence and round) or nodes (per drafted token).",
-            "NAME",
-            "Output",
-        ),
-    ] = None,
-    output: Output,
+    to: To = option(
+        To.CHROME, "chrome: trace events for Perfetto and chrome://tracing; csv: a table.", "FORMAT", OUTPUT
+    ),
+    table: str | None = option(
+        None,
+        "Table of a CSV file: rounds, steps (per sequence and round) or nodes (per drafted token).",
+        "NAME",
+        OUTPUT,
+    ),
+    output: Path = WRITTEN,
 ) -> None:
     """Convert a trace to a timeline or a table."""
     if table is not None and to is not To.CSV:
@@ -77,7 +75,7 @@ def export(
         write_csv(found, table or "rounds", stream)
 
 
-def page(file: TraceFile, *, output: Output) -> None:
+def page(file: Path = TRACE, *, output: Path = WRITTEN) -> None:
     """Write the playground: one page that shows the trace round by round, without a network."""
     require_new(output)
     from draftree.lab.figures.playground import page_of

@@ -8,15 +8,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
+from draftree.cli.bench import listed
 from draftree.cli.layout import argument, group_of, option
-from draftree.cli.options import Model, Setup, takes, takes_setup
-from draftree.cli.render import note, say
+from draftree.cli.options import Setup, takes, takes_setup, values_of
+from draftree.cli.render import CLEAR_LINE, INTERRUPTED, is_terminal, note, say, write
 from draftree.cli.train_data import data, prompts
 from draftree.core.errors import ConfigurationError, suggestion
+from draftree.options import EXECUTION
 
 if TYPE_CHECKING:
     from draftree.train.evaluate import Evaluation
@@ -29,8 +31,6 @@ FILES, BUDGET, RECIPE, EVALUATION = "Files", "Budget", "Recipe", "Evaluation"
 
 
 LINE_SECONDS = 60.0
-INTERRUPTED = 130
-CLEAR = "\r\x1b[K"
 
 
 def line_of(progress: Progress) -> str:
@@ -45,26 +45,22 @@ def line_of(progress: Progress) -> str:
 
 
 class Lines:
+    """Shows progress in the last line of a terminal; elsewhere as a line each minute."""
+
     def __init__(self) -> None:
         self._shown = float("-inf")
-        self._replaces = sys.stderr is not None and sys.stderr.isatty()
 
     def __call__(self, progress: Progress) -> None:
-        if progress.note:
-            self._line(progress.note)
-        elif progress.score is not None:
-            self._line(f"update {progress.step}: acceptance length {progress.score:.3f} on unseen texts")
-        elif self._replaces:
-            sys.stderr.write(CLEAR + line_of(progress))
-            sys.stderr.flush()
+        replaces, text = is_terminal(sys.stderr), progress.note
+        if not text and progress.score is not None:
+            text = f"update {progress.step}: acceptance length {progress.score:.3f} on unseen texts"
+        if text:
+            note(f"{CLEAR_LINE if replaces else ''}{text}")
+        elif replaces:
+            write(CLEAR_LINE + line_of(progress))
         elif time.monotonic() - self._shown >= LINE_SECONDS:
             self._shown = time.monotonic()
             note(line_of(progress))
-
-    def _line(self, text: str) -> None:
-        if self._replaces:
-            sys.stderr.write(CLEAR)
-        note(text)
 
 
 def say_result(evaluation: Evaluation) -> None:
@@ -89,75 +85,76 @@ class Run:
     settings: TrainSettings
 
 
+class JobOptions:
+    data: list[Path] = option(
+        ..., "Folder of 'draftree train data'; repeatable for data of one target.", "FOLDER", FILES
+    )
+    data_tokens: int | None = option(
+        None,
+        "Train on the first texts with so many tokens only, prompts included; on all texts if not given.",
+        "N",
+        FILES,
+    )
+    output: Path = option(..., "New folder of the result.", "FOLDER", FILES)
+    resume: bool = option(False, "Continue the run in the output folder.", panel=FILES, names="--resume")
+
+
+class BudgetOptions:
+    minutes: float | None = option(
+        None, "Minutes of training; 60 if neither --steps nor --tokens is given.", "X", BUDGET
+    )
+    steps: int | None = option(None, "Maximum number of updates.", "N", BUDGET)
+    tokens: int | None = option(None, "Maximum number of trained predictions, repeated ones included.", "N", BUDGET)
+
+
+class RecipeOptions:
+    loss: str = option(
+        "coupled",
+        "Loss of the later part: coupled, coupled_miss, lk, lk_hybrid, tv, kl, reverse_kl or cross_entropy.",
+        "NAME",
+        RECIPE,
+    )
+    first_loss: str = option("kl", "Loss of the first part.", "NAME", RECIPE)
+    first_share: float = option(0.5, "Share of the budget of the first part.", "X", RECIPE)
+    temperature: float = option(0.8, "Temperature at which target and drafter are compared.", "X", RECIPE)
+    levels: int = option(3, "Levels of training on the drafter's own states.", "N", RECIPE)
+    levels_from: float = option(0.4, "Share of the budget that trains the first level only.", "X", RECIPE)
+    optimizer: str = option("muon", "muon (matrices of layers; adamw for the rest) or adamw.", "NAME", RECIPE)
+    learning_rate: float = option(2e-3, "Highest learning rate.", "X", RECIPE)
+    warm_up: int = option(50, "Updates until the highest learning rate.", "N", RECIPE)
+    batch_tokens: int = option(6144, "Tokens of a batch.", "N", RECIPE)
+    max_length: int | None = option(None, "Cut longer texts; no limit if not given.", "N", RECIPE)
+    seed: int = option(0, "Seed of first weights and of the order of texts.", "N", RECIPE)
+    depth: int = option(4, "Levels of drafts in evaluations, and by default later.", "N", EVALUATION)
+    evaluate_every: int = option(50, "Updates between evaluations on unseen texts.", "N", EVALUATION)
+
+
 @takes_setup("device", "threads", "trust_remote_code")
+@takes("paths", values_of(JobOptions))
+@takes("budget", values_of(BudgetOptions))
+@takes("recipe", values_of(RecipeOptions))
 def run_of(
-    model: Model,
     *,
-    data: Annotated[
-        list[Path], option("Folder of 'draftree train data'; repeatable for data of one target.", "FOLDER", FILES)
-    ],
-    data_tokens: Annotated[
-        int | None,
-        option(
-            "Train on the first texts with so many tokens only, prompts included; on all texts if not given.",
-            "N",
-            FILES,
-        ),
-    ] = None,
-    output: Annotated[Path, option("New folder of the result.", "FOLDER", FILES)],
-    resume: Annotated[bool, option("Continue the run in the output folder.", panel=FILES, names="--resume")] = False,
-    minutes: Annotated[
-        float | None, option("Minutes of training; 60 if neither --steps nor --tokens is given.", "X", BUDGET)
-    ] = None,
-    steps: Annotated[int | None, option("Maximum number of updates.", "N", BUDGET)] = None,
-    tokens: Annotated[
-        int | None, option("Maximum number of trained predictions, repeated ones included.", "N", BUDGET)
-    ] = None,
-    loss: Annotated[
-        str,
-        option(
-            "Loss of the later part: coupled, coupled_miss, lk, lk_hybrid, tv, kl, reverse_kl or cross_entropy.",
-            "NAME",
-            RECIPE,
-        ),
-    ] = "coupled",
-    first_loss: Annotated[str, option("Loss of the first part.", "NAME", RECIPE)] = "kl",
-    first_share: Annotated[float, option("Share of the budget of the first part.", "X", RECIPE)] = 0.5,
-    temperature: Annotated[float, option("Temperature at which target and drafter are compared.", "X", RECIPE)] = 0.8,
-    levels: Annotated[int, option("Levels of training on the drafter's own states.", "N", RECIPE)] = 3,
-    levels_from: Annotated[float, option("Share of the budget that trains the first level only.", "X", RECIPE)] = 0.4,
-    level_decay: Annotated[
-        float | None,
-        option(
-            "Weight of each level relative to the one before; by survival of the drafts if not given.",
-            "X",
-            RECIPE,
-            names="--level-decay",
-        ),
-    ] = None,
-    optimizer: Annotated[
-        str, option("muon (matrices of layers; adamw for the rest) or adamw.", "NAME", RECIPE)
-    ] = "muon",
-    learning_rate: Annotated[float, option("Highest learning rate.", "X", RECIPE)] = 2e-3,
-    warm_up: Annotated[int, option("Updates until the highest learning rate.", "N", RECIPE)] = 50,
-    batch_tokens: Annotated[int, option("Tokens of a batch.", "N", RECIPE)] = 6144,
-    max_length: Annotated[int | None, option("Cut longer texts; no limit if not given.", "N", RECIPE)] = None,
-    seed: Annotated[int, option("Seed of first weights and of the order of texts.", "N", RECIPE)] = 0,
-    depth: Annotated[int, option("Levels of drafts in evaluations, and by default later.", "N", EVALUATION)] = 4,
-    evaluate_every: Annotated[int, option("Updates between evaluations on unseen texts.", "N", EVALUATION)] = 50,
-    patience: Annotated[
-        int,
-        option(
-            "End after so many evaluations without a better acceptance length; 0 for no early end.", "N", EVALUATION
-        ),
-    ] = 8,
-    unseen_share: Annotated[
-        float, option("Share of the prompts that are kept for evaluations.", "X", EVALUATION)
-    ] = 0.05,
-    dtype: Annotated[
-        str,
-        option("Dtype of computation: auto, float32 or bfloat16; weights are updated in float32.", "NAME", "Execution"),
-    ] = "auto",
+    paths: dict[str, Any],
+    budget: dict[str, Any],
+    recipe: dict[str, Any],
+    level_decay: float | None = option(
+        None,
+        "Weight of each level relative to the one before; by survival of the drafts if not given.",
+        "X",
+        RECIPE,
+        names="--level-decay",
+    ),
+    patience: int = option(
+        8, "End after so many evaluations without a better acceptance length; 0 for no early end.", "N", EVALUATION
+    ),
+    unseen_share: float = option(0.05, "Share of the prompts that are kept for evaluations.", "X", EVALUATION),
+    dtype: str = option(
+        "auto",
+        "Dtype of computation: auto, float32 or bfloat16; weights are updated in float32.",
+        "NAME",
+        EXECUTION,
+    ),
     setup: Setup,
 ) -> Run:
     from draftree.train.preparing import TrainingJob
@@ -166,63 +163,33 @@ def run_of(
 
     if patience < 0:
         raise ConfigurationError(f"patience is {patience}: it must not be negative")
-    has_limit = any(value is not None for value in (minutes, steps, tokens))
+    if all(limit is None for limit in budget.values()):
+        budget["minutes"] = DEFAULT_MINUTES
     settings = TrainSettings(
-        limits=Limits(steps, tokens, minutes if has_limit else DEFAULT_MINUTES),
-        weights=StepWeights(level_decay),
-        patience=patience or None,
-        loss=loss,
-        first_loss=first_loss,
-        first_share=first_share,
-        temperature=temperature,
-        levels=levels,
-        levels_from=levels_from,
-        optimizer=optimizer,
-        learning_rate=learning_rate,
-        warm_up=warm_up,
-        batch_tokens=batch_tokens,
-        max_length=max_length,
-        seed=seed,
-        depth=depth,
-        evaluate_every=evaluate_every,
-        dtype=dtype,
+        Limits(**budget), weights=StepWeights(level_decay), patience=patience or None, dtype=dtype, **recipe
     )
-    job = TrainingJob(
-        options=replace(setup, model=model, dtype=dtype),
-        data=tuple(data),
-        output=output,
-        resume=resume,
-        unseen_share=unseen_share,
-        data_tokens=data_tokens,
-    )
-    return Run(job, settings)
+    return Run(TrainingJob(options=replace(setup, dtype=dtype), unseen_share=unseen_share, **paths), settings)
 
 
 def head_of(
     *,
-    start: Annotated[
-        Path | None, option("Start from this head; a new one if not given.", "FOLDER", FILES, names="--from")
-    ] = None,
-    draft_vocab: Annotated[
-        int | None, option("Tokens that it can propose, by counts in the answers; 8192 if not given.", "N", HEAD)
-    ] = None,
-    features: Annotated[
-        str | None, option("Layers that it reads, such as 2,15,27; all of the data if not given.", "LAYERS", HEAD)
-    ] = None,
-    layers: Annotated[int, option("Decoder layers.", "N", HEAD)] = 1,
-    train_output: Annotated[
-        bool,
-        option("Train the output head too; it stays the target's if not given.", panel=HEAD, names="--train-output"),
-    ] = False,
+    start: Path | None = option(None, "Start from this head; a new one if not given.", "FOLDER", FILES, names="--from"),
+    draft_vocab: int | None = option(
+        None, "Tokens that it can propose, by counts in the answers; 8192 if not given.", "N", HEAD
+    ),
+    features: str | None = option(
+        None, "Layers that it reads, such as 2,15,27; all of the data if not given.", "LAYERS", HEAD
+    ),
+    layers: int = option(1, "Decoder layers.", "N", HEAD),
+    train_output: bool = option(
+        False, "Train the output head too; it stays the target's if not given.", panel=HEAD, names="--train-output"
+    ),
 ) -> HeadOptions:
     from draftree.train.head import HeadOptions
 
+    numbers = None if features is None else listed(features, "--features", kind=int, example="2,15,27")
     return HeadOptions(
-        layers=layers,
-        draft_vocab=draft_vocab,
-        features=layers_of(features),
-        trains_output=train_output,
-        start=start,
+        layers=layers, draft_vocab=draft_vocab, features=numbers, trains_output=train_output, start=start
     )
 
 
@@ -230,15 +197,6 @@ LEAST_TOKENS = 1.1
 """Tokens per round below which a head is a loss even if it and the wider pass cost a tenth of a plain pass."""
 COVERED = 0.9
 """Share of tokens in the draft vocabulary above which a larger one gains little."""
-
-
-def layers_of(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise typer.BadParameter(f"features is {text!r}: give layers such as 2,15,27") from None
 
 
 def run_training(run: Run, work: Callable[[], T]) -> T:
@@ -292,12 +250,11 @@ def say_use(run: Run, folder: Path, draft: str) -> None:
 
 def budget_line(settings: TrainSettings) -> str:
     limits = settings.limits
-    named = ((limits.minutes, "minutes"), (limits.steps, "updates"), (limits.tokens, "predictions"))
-    parts = [f"{value:,g} {unit}" if unit == "minutes" else f"{value:,} {unit}" for value, unit in named if value]
-    line = f"training for up to {' or '.join(parts)}"
-    if settings.patience is None:
-        return line
-    return f"{line}; it ends earlier if the acceptance stops rising (--patience)"
+    parts = [] if limits.minutes is None else [f"{limits.minutes:,g} minutes"]
+    counts = ((limits.steps, "updates"), (limits.tokens, "predictions"))
+    parts += [f"{count:,} {unit}" for count, unit in counts if count]
+    early = "" if settings.patience is None else "; it ends earlier if the acceptance stops rising (--patience)"
+    return f"training for up to {' or '.join(parts)}{early}"
 
 
 @takes("run", run_of)
@@ -324,10 +281,9 @@ def block(
     *,
     run: Run,
     chosen: HeadOptions,
-    markov_rank: Annotated[
-        int | None,
-        option("Rank of the bias by the token before, 0 for none; 64 for a new head if not given.", "N", HEAD),
-    ] = None,
+    markov_rank: int | None = option(
+        None, "Rank of the bias by the token before, 0 for none; 64 for a new head if not given.", "N", HEAD
+    ),
 ) -> None:
     """Train a DSpark-type head, whose blocks have as many tokens as --depth; '--draft head:FOLDER' uses it.
 
@@ -350,10 +306,8 @@ BOOSTING = "Boosting"
 def boost(
     *,
     run: Run,
-    earlier: Annotated[
-        list[Path], option("Folder of an earlier head; repeatable, the best one first.", "FOLDER", BOOSTING)
-    ],
-    floor: Annotated[float, option("Least weight of a prediction.", "X", BOOSTING)] = 0.05,
+    earlier: list[Path] = option(..., "Folder of an earlier head; repeatable, the best one first.", "FOLDER", BOOSTING),
+    floor: float = option(0.05, "Least weight of a prediction.", "X", BOOSTING),
     chosen: HeadOptions,
 ) -> None:
     """Train a second head on what the first misses, and compare both with the best two tokens of the first.
@@ -382,21 +336,19 @@ OF_HEADS = {"levels": 1, "levels_from": 0.5, "level_decay": None}
 def distill(
     *,
     run: Run,
-    start: Annotated[
-        str | None,
-        option(
-            "Start from this model; other tokens become the target's. A new one if not given.",
-            "MODEL",
-            STUDENT,
-            names="--from",
-        ),
-    ] = None,
-    hidden: Annotated[int, option("Width of a new one.", "N", STUDENT)] = 256,
-    layers: Annotated[int, option("Layers of a new one.", "N", STUDENT)] = 4,
-    heads: Annotated[int, option("Attention heads of a new one.", "N", STUDENT)] = 4,
-    kept_layers: Annotated[
-        int | None, option("Layers of the given model that stay, evenly spaced; all if not given.", "N", STUDENT)
-    ] = None,
+    start: str | None = option(
+        None,
+        "Start from this model; other tokens become the target's. A new one if not given.",
+        "MODEL",
+        STUDENT,
+        names="--from",
+    ),
+    hidden: int = option(256, "Width of a new one.", "N", STUDENT),
+    layers: int = option(4, "Layers of a new one.", "N", STUDENT),
+    heads: int = option(4, "Attention heads of a new one.", "N", STUDENT),
+    kept_layers: int | None = option(
+        None, "Layers of the given model that stay, evenly spaced; all if not given.", "N", STUDENT
+    ),
 ) -> None:
     """Train a small model on the target's own texts; 'draftree generate MODEL --draft model:FOLDER' uses it.
 
@@ -417,27 +369,24 @@ SERVERS = ("speculators", "sglang", PACKAGE)
 
 
 def export(
-    folder: Annotated[Path, argument("Folder of a head, or of a small whole model.", "FOLDER")],
+    folder: Path = argument(..., "Folder of a head, or of a small whole model.", "FOLDER"),
     *,
-    to: Annotated[
-        str,
-        option(
-            "speculators (for vLLM), sglang, or package: the small folder in which this package ships a head.",
-            "|".join(SERVERS),
-            names="--to",
-            show_default=False,
-        ),
-    ],
-    target: Annotated[str, option("The target: a name of 'draftree models', a folder or a hub id.", "MODEL")],
-    output: Annotated[Path, option("New folder.", "FOLDER")],
-    served_as: Annotated[
-        str | None, option("Name of the target in the files, such as a hub id; its folder if not given.", "NAME")
-    ] = None,
-    licence: Annotated[
-        str | None,
-        option("With --to package: licence of the weights; the target's in 'draftree models' if not given.", "NAME"),
-    ] = None,
-    int8: Annotated[bool, option("With --to package: store matrices in 8 bits.", names="--int8")] = False,
+    to: str = option(
+        ...,
+        "speculators (for vLLM), sglang, or package: the small folder in which this package ships a head.",
+        "|".join(SERVERS),
+        names="--to",
+        show_default=False,
+    ),
+    target: str = option(..., "The target: a name of 'draftree models', a folder or a hub id.", "MODEL"),
+    output: Path = option(..., "New folder.", "FOLDER"),
+    served_as: str | None = option(
+        None, "Name of the target in the files, such as a hub id; its folder if not given.", "NAME"
+    ),
+    licence: str | None = option(
+        None, "With --to package: licence of the weights; the target's in 'draftree models' if not given.", "NAME"
+    ),
+    int8: bool = option(False, "With --to package: store matrices in 8 bits.", names="--int8"),
 ) -> None:
     """Write a drafter for vLLM or SGLang and print how to serve it, or write the folder of a head of this package."""
     if to not in SERVERS:
@@ -447,9 +396,8 @@ def export(
             raise typer.BadParameter("--to package names the target by itself: leave it out", param_hint="--served-as")
         from draftree.train.export import ship_head
 
-        say(
-            "".join(f"{line}\n" for line in ship_head(folder, target=target, output=output, licence=licence, int8=int8))
-        )
+        lines = ship_head(folder, target=target, output=output, licence=licence, int8=int8)
+        say("".join(f"{line}\n" for line in lines))
         return
     if licence is not None or int8:
         option = "--int8" if licence is None else "--licence"

@@ -5,18 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from draftree.cli.layout import option
-from draftree.cli.options import EXECUTION_OPTIONS, Model, Setup, takes_setup
+from draftree.cli.options import EXECUTION_OPTIONS, Setup, takes, takes_setup, values_of
 from draftree.cli.prompt import FilePrompt, read_prompts
-from draftree.cli.render import note, say
+from draftree.cli.render import INTERRUPTED, is_terminal, note, say, transient_bar
 from draftree.core.errors import ConfigurationError
 from draftree.loading.resolve import require_sound
 from draftree.options import EXECUTION, NO_DRAFT, SPECULATION
@@ -29,24 +30,28 @@ PROGRESS = 1000
 """Messages between two lines of progress."""
 
 
+class MessageOptions:
+    number: int = option(2000, "Number of messages.", "N")
+    temperature: float = option(1.0, "Temperature of sampling.", "X")
+    top_p: float = option(0.95, "Probability mass that is sampled from.", "X")
+    max_tokens: int = option(200, "Longer messages are dropped.", "N")
+    seed: int = option(0, "Seed of the first message.", "N")
+    batch: int = option(64, "Messages that are drawn at a time.", "N", EXECUTION)
+
+
 @takes_setup(*EXECUTION_OPTIONS, draft=None, generation_config="none")
+@takes("drawing", values_of(MessageOptions))
 def prompts(
-    model: Model,
     *,
-    output: Annotated[Path, option("New file of JSON lines.", "FILE")],
-    number: Annotated[int, option("Number of messages.", "N")] = 2000,
-    temperature: Annotated[float, option("Temperature of sampling.", "X")] = 1.0,
-    top_p: Annotated[float, option("Probability mass that is sampled from.", "X")] = 0.95,
-    max_tokens: Annotated[int, option("Longer messages are dropped.", "N")] = 200,
-    seed: Annotated[int, option("Seed of the first message.", "N")] = 0,
-    batch: Annotated[int, option("Messages that are drawn at a time.", "N", EXECUTION)] = 64,
+    output: Path = option(..., "New file of JSON lines.", "FILE"),
+    drawing: dict[str, Any],
     setup: Setup,
 ) -> None:
     """Let a chat model write messages of users, as prompts for 'draftree train data' (Magpie).
 
     The model continues its chat template where the message of the user would begin.
     """
-    require_sound(model)
+    require_sound(setup.model)
     if output.exists():
         raise ConfigurationError(f"'{output}' exists: name a new file")
     if not output.parent.is_dir():
@@ -55,114 +60,100 @@ def prompts(
     from draftree.train.data.prompts import MessageSettings, magpie_prompts
     from draftree.train.data.shards import write_atomically
 
-    settings = MessageSettings(
-        number=number, temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed, batch=batch
-    )
-    setup = dataclasses.replace(setup, model=model)
-    llm = setup.llm(fetch_and_load(setup))
-    reported = [0]
+    settings = MessageSettings(**drawing)
+    reported = 0
 
     def show(done: int) -> None:
-        if done - reported[0] >= PROGRESS:
-            reported[0] = done
-            note(f"{done:,} of {number:,} messages")
+        nonlocal reported
+        if done - reported >= PROGRESS:
+            reported = done
+            note(f"{done:,} of {settings.number:,} messages")
 
-    found = magpie_prompts(llm, settings, on_progress=show)
+    messages = magpie_prompts(setup.llm(fetch_and_load(setup)), settings, on_progress=show)
     lines = [
         json.dumps({"id": f"magpie-{place}", "category": "magpie", "prompt": text}, ensure_ascii=False)
-        for place, text in enumerate(found, 1)
+        for place, text in enumerate(messages, 1)
     ]
     write_atomically(output, lambda path: path.write_text("".join(f"{line}\n" for line in lines), "utf-8"))
-    say(f"{output}: {len(found):,} messages\n")
+    say(f"{output}: {len(messages):,} messages\n")
 
 
 PROMPTS, TEXTS, STORED = "Prompts", "Texts", "Stored data"
 DEFAULT_PROMPTS = ("shipped", "expanded")
-INTERRUPTED = 130
 LINE_SECONDS = 60.0
 """Seconds between lines of progress without a terminal."""
 
 
+class CaptureOptions:
+    chat: bool | None = option(
+        None,
+        "Prompts as messages or as plain text; default: messages if the model has a chat template.",
+        panel=PROMPTS,
+        names="--chat/--raw",
+    )
+    max_prompt_tokens: int = option(800, "Longer prompts are skipped.", "N", PROMPTS)
+    temperatures: list[float] = option(
+        [0.0, 0.8],
+        "Temperature of the texts; repeatable, each for an equal share.",
+        "X",
+        TEXTS,
+        names="--temperature",
+    )
+    max_tokens: int = option(200, "Maximum number of new tokens of a text.", "N", TEXTS)
+    limit_tokens: int | None = option(
+        None, "End when so many tokens are stored, prompts included; all prompts if not given.", "N", TEXTS
+    )
+    seed: int = option(0, "Seed of the order of prompts and of all texts.", "N", TEXTS)
+    features: str = option(
+        "auto",
+        "Captured layers, such as 2,15,27: the input of a layer, or the output of the last one (-1); auto is "
+        "2, n/2 and n-3 of n layers; none is enough for 'draftree train distill'.",
+        "LAYERS",
+        STORED,
+    )
+    teacher: str = option(
+        "hidden",
+        "hidden stores the last hidden state, from which all logits follow; top-k:64 the 64 most likely tokens.",
+        "KIND",
+        STORED,
+    )
+    batch: int = option(64, "Texts that are generated at a time.", "N", EXECUTION)
+
+
 @takes_setup(*EXECUTION_OPTIONS, generation_config="none")
+@takes("capturing", values_of(CaptureOptions))
 def data(
-    model: Model,
     *,
-    output: Annotated[Path, option("Folder of the data; one of an interrupted run is continued.", "FOLDER", STORED)],
-    prompts: Annotated[
-        list[str] | None,
-        option(
-            "shipped, expanded:N (from templates), packages:N (from installed packages), or a file as for "
-            "'draftree generate'; repeatable, used in turn; shipped and expanded if not given.",
-            "NAME|FILE",
-            PROMPTS,
-        ),
-    ] = None,
-    chat: Annotated[
-        bool | None,
-        option(
-            "Prompts as messages or as plain text; default: messages if the model has a chat template.",
-            panel=PROMPTS,
-            names="--chat/--raw",
-        ),
-    ] = None,
-    max_prompt_tokens: Annotated[int, option("Longer prompts are skipped.", "N", PROMPTS)] = 800,
-    temperature: Annotated[
-        list[float] | None,
-        option("Temperature of the texts; repeatable, each for an equal share; 0 and 0.8 if not given.", "X", TEXTS),
-    ] = None,
-    max_tokens: Annotated[int, option("Maximum number of new tokens of a text.", "N", TEXTS)] = 200,
-    limit_tokens: Annotated[
-        int | None,
-        option("End when so many tokens are stored, prompts included; all prompts if not given.", "N", TEXTS),
-    ] = None,
-    seed: Annotated[int, option("Seed of the order of prompts and of all texts.", "N", TEXTS)] = 0,
-    features: Annotated[
-        str,
-        option(
-            "Captured layers, such as 2,15,27: the input of a layer, or the output of the last one (-1); auto is "
-            "2, n/2 and n-3 of n layers; none is enough for 'draftree train distill'.",
-            "LAYERS",
-            STORED,
-        ),
-    ] = "auto",
-    teacher: Annotated[
-        str,
-        option(
-            "hidden stores the last hidden state, from which all logits follow; top-k:64 the 64 most likely tokens.",
-            "KIND",
-            STORED,
-        ),
-    ] = "hidden",
-    dry_run: Annotated[bool, option("Print the estimated size and end.", panel=STORED, names="--dry-run")] = False,
-    batch: Annotated[int, option("Texts that are generated at a time.", "N", EXECUTION)] = 64,
-    draft: Annotated[
-        str,
-        option("A drafter, which changes the speed and never the data; useful for small batches.", "SPEC", SPECULATION),
-    ] = NO_DRAFT,
+    output: Path = option(..., "Folder of the data; one of an interrupted run is continued.", "FOLDER", STORED),
+    prompts: list[str] | None = option(
+        None,
+        "shipped, expanded:N (from templates), packages:N (from installed packages), or a file as for "
+        "'draftree generate'; repeatable, used in turn; shipped and expanded if not given.",
+        "NAME|FILE",
+        PROMPTS,
+    ),
+    capturing: dict[str, Any],
+    dry_run: bool = option(False, "Print the estimated size and end.", panel=STORED, names="--dry-run"),
+    draft: str = option(
+        NO_DRAFT,
+        "A drafter, which changes the speed and never the data; useful for small batches.",
+        "SPEC",
+        SPECULATION,
+    ),
     setup: Setup,
 ) -> None:
     """Let a model answer prompts and store its hidden states, for 'draftree train'.
 
     Ctrl-C keeps all complete texts, and the same command continues.
     """
-    require_sound(model)
+    require_sound(setup.model)
     named = [(name, None if is_own(name) else read_prompts(name)) for name in prompts or DEFAULT_PROMPTS]
     from draftree.cli.runs import fetch_and_load
     from draftree.train.data.capture import Capture, CaptureSettings
 
-    settings = CaptureSettings(
-        features=features,
-        teacher=teacher,
-        chat=chat,
-        temperatures=tuple(temperature or (0.0, 0.8)),
-        max_tokens=max_tokens,
-        max_prompt_tokens=max_prompt_tokens,
-        limit_tokens=limit_tokens,
-        seed=seed,
-        batch=batch,
-    )
-    sets = [set_of(name, own) for name, own in named]
-    setup = dataclasses.replace(setup, model=model, draft=draft)
+    settings = CaptureSettings(**capturing)
+    sets = [set_of(name, listed) for name, listed in named]
+    setup = dataclasses.replace(setup, draft=draft)
     loaded = fetch_and_load(setup)
     capture = Capture(setup.llm(loaded), loaded, sets, settings)
     prepare(capture, settings, output)
@@ -175,14 +166,14 @@ def is_own(name: str) -> bool:
     return name.partition(":")[0] in ("shipped", "expanded", "packages")
 
 
-def set_of(name: str, own: Sequence[FilePrompt] | None) -> PromptSet:
+def set_of(name: str, listed: Sequence[FilePrompt] | None) -> PromptSet:
     from draftree.train.data.prompts import DataPrompt, PromptSet, prompt_set
 
-    if own is None:
+    if listed is None:
         return prompt_set(name)
     made = [
         DataPrompt.of_text(str(prompt.prompt)) if prompt.messages is None else DataPrompt(tuple(prompt.messages))
-        for prompt in own
+        for prompt in listed
     ]
     return PromptSet(os.path.basename(name), made, "as the file's owner says")
 
@@ -221,32 +212,22 @@ def run(capture: Capture, settings: CaptureSettings, output: Path) -> None:
 
 
 @contextmanager
-def progress(limit_tokens: int | None, num_prompts: int) -> Iterator[Any]:
-    import sys
+def progress(limit_tokens: int | None, num_prompts: int) -> Iterator[Callable[[Progress], None]]:
+    if not is_terminal(sys.stderr):
+        last = time.monotonic()
 
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    if not sys.stderr.isatty():
-        yield Lines().show
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=limit_tokens or num_prompts)
-
-        def show(found: Any) -> None:
-            done = found.prompts if limit_tokens is None else min(limit_tokens, found.tokens + found.running_tokens)
-            bar.update(task, completed=done, description=f"{found.texts:,} texts, {found.tokens:,} tokens")
+        def show(at: Progress) -> None:
+            nonlocal last
+            if time.monotonic() - last >= LINE_SECONDS:
+                last = time.monotonic()
+                note(f"{at.texts:,} texts, {at.tokens:,} tokens")
 
         yield show
+        return
+    with transient_bar("", limit_tokens or num_prompts) as update:
 
+        def move(at: Progress) -> None:
+            done = at.prompts if limit_tokens is None else min(limit_tokens, at.tokens + at.running_tokens)
+            update(completed=done, description=f"{at.texts:,} texts, {at.tokens:,} tokens")
 
-class Lines:
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-
-    def show(self, found: Progress) -> None:
-        now = time.monotonic()
-        if now - self._last >= LINE_SECONDS:
-            self._last = now
-            note(f"{found.texts:,} texts, {found.tokens:,} tokens")
+        yield move

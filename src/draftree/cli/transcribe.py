@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from draftree.cli.flags import sampling_of
 from draftree.cli.generate import check_material
 from draftree.cli.layout import OUTPUT, argument, option
-from draftree.cli.options import ALL_OPTIONS, Model, Setup, import_engine, takes, takes_setup
+from draftree.cli.options import ALL_OPTIONS, Setup, import_engine, takes, takes_setup
 from draftree.cli.render import note, say
 from draftree.core.errors import InvalidRequestError
 from draftree.loading.resolve import require_sound
@@ -39,37 +38,34 @@ DEFAULTS: dict[str, Any] = {"max_tokens": None, "temperature": 0.0}
 @takes("params", sampling_of(without=WITHOUT, defaults=DEFAULTS))
 @takes_setup(*(name for name in ALL_OPTIONS if name not in ("learn", "allow_control_tokens")))
 def transcribe(
-    model: Model,
-    files: Annotated[
-        list[Path], argument("Sound files: WAV; FLAC, OGG and MP3 if the package soundfile is installed.", "FILE...")
-    ],
+    files: list[Path] = argument(
+        ..., "Sound files: WAV; FLAC, OGG and MP3 if the package soundfile is installed.", "FILE..."
+    ),
     *,
-    language: Annotated[
-        str | None, option("The spoken language, such as en or English; detected if not given.", panel=TEXT)
-    ] = None,
-    translate: Annotated[bool, option("Write English.", panel=TEXT, names="--translate")] = False,
-    prompt: Annotated[
-        str | None, option("Text before the sound, whose words and style go on.", panel=TEXT, names="--prompt")
-    ] = None,
-    condition_on_previous: Annotated[
-        bool,
-        option(
-            "For sounds longer than the model reads at once: each part continues the text of those before.",
-            panel=TEXT,
-            names="--condition-on-previous",
-        ),
-    ] = False,
+    language: str | None = option(
+        None, "The spoken language, such as en or English; detected if not given.", panel=TEXT
+    ),
+    translate: bool = option(False, "Write English.", panel=TEXT, names="--translate"),
+    prompt: str | None = option(
+        None, "Text before the sound, whose words and style go on.", panel=TEXT, names="--prompt"
+    ),
+    condition_on_previous: bool = option(
+        False,
+        "For sounds longer than the model reads at once: each part continues the text of those before.",
+        panel=TEXT,
+        names="--condition-on-previous",
+    ),
     setup: Setup,
-    form: Annotated[
-        Format, option("text, json (segments with timestamps), srt or vtt.", "NAME", OUTPUT, names="--format")
-    ] = Format.TEXT,
+    form: Format = option(
+        Format.TEXT, "text, json (segments with timestamps), srt or vtt.", "NAME", OUTPUT, names="--format"
+    ),
     params: SamplingParams,
 ) -> None:
     """Transcribe sound files as one batch. The text goes to standard output, everything else to standard error.
 
     Sounds longer than the model reads at once are transcribed in windows, cut at timestamps.
     """
-    require_sound(model)
+    require_sound(setup.model)
     for file in files:
         if not file.is_file():
             raise InvalidRequestError(f"'{file}' is no file: give a sound file")
@@ -77,7 +73,6 @@ def transcribe(
     from draftree.cli.runs import dump, fetch_and_load
     from draftree.serve.audio import read_sound, srt, vtt
 
-    setup = dataclasses.replace(setup, model=model)
     check_material(setup, params)
     loaded = fetch_and_load(setup)
     llm = setup.decided(loaded).llm(loaded)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from draftree.cli.layout import argument, group_of, option
-from draftree.cli.options import EXECUTION_OPTIONS, Model, Setup, complete_draft, complete_model, takes_setup
-from draftree.cli.render import is_terminal, note, say
+from draftree.cli.options import EXECUTION_OPTIONS, Setup, complete_draft, complete_model, takes, takes_setup, values_of
+from draftree.cli.render import (
+    CLEAR_LINE,
+    INTERRUPTED,
+    aligned,
+    is_terminal,
+    note,
+    resolve_with_bar,
+    say,
+    transient_bar,
+    write,
+)
 from draftree.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -24,34 +31,27 @@ if TYPE_CHECKING:
     from draftree.loading.layer_sets import LayerSet
 
 NOTHING = "–"
+HEADINGS = ("drafter", "texts", "tokens/s", "speed-up", "median", "quartiles", "accepted", "predicted", "replayed", "")
+REPLAYED = slice(7, 9)
+"""Columns of what replays predict."""
 
 
-def table(standings: Sequence[Standing], predicted: Sequence[Standing] = ()) -> list[str]:
-    replayed = {one.candidate.name: one for one in predicted}
-    only_replayed = [one for one in predicted if one.candidate.name not in {s.candidate.name for s in standings}]
-    rows: list[tuple[str, ...]] = [
-        (*measured_cells(one), *predicted_cells(replayed.get(one.candidate.name)), one.out) for one in standings
+def table(standings: Sequence[Standing], predicted: Sequence[Standing] = ()) -> str:
+    replayed = {standing.candidate.name: standing for standing in predicted}
+    measured = {standing.candidate.name for standing in standings}
+    rows = [list(HEADINGS)]
+    rows += [
+        [*measured_cells(each), *predicted_cells(replayed.get(each.candidate.name)), each.out] for each in standings
     ]
-    rows += [(shown_name(one), *[NOTHING] * 6, *predicted_cells(one), one.out) for one in only_replayed]
-    head: tuple[str, ...] = (
-        "drafter",
-        "texts",
-        "tokens/s",
-        "speed-up",
-        "median",
-        "quartiles",
-        "accepted",
-        "predicted",
-        "replayed",
-        "",
-    )
+    rows += [
+        [shown_name(each), *[NOTHING] * 6, *predicted_cells(each), each.out]
+        for name, each in replayed.items()
+        if name not in measured
+    ]
     if not replayed:
-        head, rows = (*head[:7], head[9]), [(*row[:7], row[9]) for row in rows]
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-    return [
-        "  ".join(f"{value:<{width}}" for value, width in zip(row, widths, strict=True)).rstrip()
-        for row in (head, *rows)
-    ]
+        for row in rows:
+            del row[REPLAYED]
+    return aligned(rows)
 
 
 def shown_name(one: Standing) -> str:
@@ -77,57 +77,54 @@ def predicted_cells(one: Standing | None) -> tuple[str, str]:
 
 SEARCH = "Search"
 KEPT = "Kept results"
-INTERRUPTED, NOT_KEPT = 130, 1
+NOT_KEPT = 1
 FEWEST_TEXTS = 4
 """Texts of the winner without which it is not kept."""
-CLEAR = "\r\x1b[K"
 
 
-@takes_setup(*EXECUTION_OPTIONS)
+class DraftTuneOptions:
+    prompts: Path | None = option(
+        None, "JSON lines as for 'draftree bench'; the prompts of the package if not given.", "FILE", SEARCH
+    )
+    drafts: list[str] = option(
+        [],
+        "Measure this drafter too, alone and with suffix: head:FOLDER, model:NAME, or DRAFT@PLAN; repeatable.",
+        "SPEC",
+        SEARCH,
+        names="--draft",
+        complete=complete_draft,
+    )
+    minutes: float = option(10.0, "Begin no new text after so long.", "X", SEARCH)
+    temperatures: list[float] = option(
+        [0.0, 0.8], "Temperatures of the texts, in turn; repeatable.", "X", SEARCH, names="--temperature"
+    )
+    max_tokens: int = option(96, "Number of tokens per text.", "N", SEARCH)
+    limit: int | None = option(None, "Maximum number of prompts per category.", "N", SEARCH)
+    seed: int = option(0, "Seed of sampled texts.", "N", SEARCH)
+    replay: bool = option(
+        True,
+        "First replay all drafters on recorded texts of the model, and measure the best three for real; or "
+        "measure all for real.",
+        panel=SEARCH,
+        names="--replay/--no-replay",
+    )
+
+
+@takes_setup(
+    *EXECUTION_OPTIONS,
+    model=argument(
+        None, "A name of 'draftree models', a folder, a GGUF file or a hub id.", "MODEL", complete=complete_model
+    ),
+)
+@takes("work", values_of(DraftTuneOptions))
 def drafts(
-    model: Annotated[
-        str | None,
-        argument("A name of 'draftree models', a folder, a GGUF file or a hub id.", "MODEL", complete=complete_model),
-    ] = None,
     *,
-    prompts: Annotated[
-        Path | None,
-        option("JSON lines as for 'draftree bench'; the prompts of the package if not given.", "FILE", SEARCH),
-    ] = None,
-    draft: Annotated[
-        list[str],
-        option(
-            "Measure this drafter too, alone and with suffix: head:FOLDER, model:NAME, or DRAFT@PLAN; repeatable.",
-            "SPEC",
-            SEARCH,
-            names="--draft",
-            complete=complete_draft,
-        ),
-    ] = [],  # noqa: B006, read only
-    minutes: Annotated[float, option("Begin no new text after so long.", "X", SEARCH)] = 10.0,
-    temperature: Annotated[
-        list[float], option("Temperatures of the texts, in turn; repeatable; 0 and 0.8 if not given.", "X", SEARCH)
-    ] = [],  # noqa: B006, read only
-    max_tokens: Annotated[int, option("Number of tokens per text.", "N", SEARCH)] = 96,
-    limit: Annotated[int | None, option("Maximum number of prompts per category.", "N", SEARCH)] = None,
-    seed: Annotated[int, option("Seed of sampled texts.", "N", SEARCH)] = 0,
-    replay: Annotated[
-        bool,
-        option(
-            "First replay all drafters on recorded texts of the model, and measure the best three for real; or "
-            "measure all for real.",
-            panel=SEARCH,
-            names="--replay/--no-replay",
-        ),
-    ] = True,
-    save: Annotated[
-        bool,
-        option("Keep the fastest drafter for '--draft auto', or only show it.", panel=KEPT, names="--save/--dry-run"),
-    ] = True,
-    show: Annotated[
-        bool, option("Show the kept results, of MODEL or of all models.", panel=KEPT, names="--show")
-    ] = False,
-    forget: Annotated[bool, option("Remove the kept results of MODEL.", panel=KEPT, names="--forget")] = False,
+    work: dict[str, Any],
+    save: bool = option(
+        True, "Keep the fastest drafter for '--draft auto', or only show it.", panel=KEPT, names="--save/--dry-run"
+    ),
+    show: bool = option(False, "Show the kept results, of MODEL or of all models.", panel=KEPT, names="--show"),
+    forget: bool = option(False, "Remove the kept results of MODEL.", panel=KEPT, names="--forget"),
     setup: Setup,
 ) -> None:
     """Measure which drafter, shape and planner is fastest for a model on this machine, and keep it for --draft auto.
@@ -139,30 +136,18 @@ def drafts(
     if show and forget:
         raise typer.BadParameter("show or forget: leave one of them out", param_hint="--forget")
     if show or forget:
-        show_kept(model) if show else forget_kept(model)
+        show_kept(setup.model) if show else forget_kept(setup.model)
         return
-    if model is None:
+    if setup.model is None:
         raise typer.BadParameter("name a model", param_hint="MODEL")
-    from draftree.cli.render import resolve_with_bar
     from draftree.lab.tune.drafts import DraftSearch, DraftTuneSettings
 
-    settings = DraftTuneSettings(
-        dataclasses.replace(setup, model=model),
-        prompts=prompts,
-        drafts=tuple(draft),
-        temperatures=tuple(temperature) or (0.0, 0.8),
-        limit=limit,
-        max_tokens=max_tokens,
-        minutes=minutes,
-        seed=seed,
-        replay=replay,
-    )
-    search = DraftSearch(settings, fetch=resolve_with_bar)
-    announce(search, minutes)
+    search = DraftSearch(DraftTuneSettings(setup, **work), fetch=resolve_with_bar)
+    announce(search, work["minutes"])
     complete = measure(search)
     for name, reason in {} if search.prediction is None else search.prediction.unreplayed.items():
         note(f"not replayed, measured for real: {name} ({reason})")
-    say("".join(f"{line}\n" for line in table(search.contest.standings(), search.predicted)))
+    say(table(search.contest.standings(), search.predicted))
     say_differences(search)
     if not complete:
         note(
@@ -192,16 +177,15 @@ def measure(search: DraftSearch) -> bool:
         for cell in search.run():
             if replaces:
                 contest = search.current
-                best = search.current.best()
+                best = contest.best()
                 shown = "" if best is None else f", {best.candidate.name} {best.speedup:.2f}x"
                 kind = "text" if contest is search.contest else "replay of text"
-                sys.stderr.write(f"{CLEAR}{kind} {cell.number + 1}, {len(contest.alive)} drafters left{shown}")
-                sys.stderr.flush()
+                write(f"{CLEAR_LINE}{kind} {cell.number + 1}, {len(contest.alive)} drafters left{shown}")
     except KeyboardInterrupt:
         return False
     finally:
         if replaces and sys.stderr is not None:
-            sys.stderr.write(CLEAR)
+            write(CLEAR_LINE)
     return True
 
 
@@ -274,43 +258,37 @@ def forget_kept(model: str | None) -> None:
     say(f"removed {count} result{'' if count == 1 else 's'} of {model}\n")
 
 
+class LayerTuneOptions:
+    prompts: Path = option(
+        ..., "JSON lines as for 'draftree bench'; every fourth prompt is kept for the report.", "FILE", SEARCH
+    )
+    limit: int | None = option(None, "Maximum number of prompts per category.", "N", SEARCH)
+    trials: int = option(60, "Number of sets to measure, including earlier runs.", "N", SEARCH)
+    max_tokens: int = option(48, "Number of tokens per text.", "N", SEARCH)
+    k: int | None = option(None, "Tokens drafted ahead.", "N", SEARCH, names="--k")
+    seed: int = option(0, "Seed of the search.", "N", SEARCH)
+
+
 @takes_setup(*EXECUTION_OPTIONS)
+@takes("work", values_of(LayerTuneOptions))
 def layers(
-    model: Model,
     *,
-    prompts: Annotated[
-        Path, option("JSON lines as for 'draftree bench'; every fourth prompt is kept for the report.", "FILE", SEARCH)
-    ],
-    limit: Annotated[int | None, option("Maximum number of prompts per category.", "N", SEARCH)] = None,
-    trials: Annotated[int, option("Number of sets to measure, including earlier runs.", "N", SEARCH)] = 60,
-    max_tokens: Annotated[int, option("Number of tokens per text.", "N", SEARCH)] = 48,
-    k: Annotated[int | None, option("Tokens drafted ahead.", "N", SEARCH, names="--k")] = None,
-    seed: Annotated[int, option("Seed of the search.", "N", SEARCH)] = 0,
-    keep_anyway: Annotated[
-        bool, option("Store the best set even if plain decoding is faster.", panel=SEARCH, names="--keep-anyway")
-    ] = False,
+    work: dict[str, Any],
+    keep_anyway: bool = option(
+        False, "Store the best set even if plain decoding is faster.", panel=SEARCH, names="--keep-anyway"
+    ),
     setup: Setup,
 ) -> None:
     """Search the sublayers that --draft layer-skip omits; Ctrl-C keeps the results, and a new run continues.
 
     A set that is slower than plain decoding is not stored, and the exit status is 1.
     """
-    from draftree.cli.render import resolve_with_bar
     from draftree.lab.tune.layers import LayerSearch, LayerTuneSettings
 
-    settings = LayerTuneSettings(
-        dataclasses.replace(setup, model=model),
-        prompts=prompts,
-        trials=trials,
-        limit=limit,
-        max_tokens=max_tokens,
-        k=k,
-        seed=seed,
-    )
-    search = LayerSearch(settings, fetch=resolve_with_bar)
+    search = LayerSearch(LayerTuneSettings(setup, **work), fetch=resolve_with_bar)
     if search.kernels_note is not None:
         note(search.kernels_note)
-    complete = search_with_bar(search, trials)
+    complete = search_with_bar(search, work["trials"])
     is_kept = keep(search, complete=complete, keep_anyway=keep_anyway)
     if not complete:
         raise typer.Exit(INTERRUPTED)
@@ -320,14 +298,12 @@ def layers(
 
 def search_with_bar(search: LayerSearch, trials: int) -> bool:
     """Run the remaining trials; False if the user interrupted them."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("sets", total=trials, completed=min(search.num_done, trials))
+    with transient_bar("sets", trials, done=min(search.num_done, trials)) as show:
         try:
             for _ in search.run():
                 best = search.best
                 speed = best and search.plain_seconds / (best.seconds_per_token or 1)
-                bar.update(task, advance=1, description=f"best {speed:.2f}x" if speed else "sets")
+                show(advance=1, description=f"best {speed:.2f}x" if speed else "sets")
         except KeyboardInterrupt:
             sys.stderr.write("interrupted: the measurements are kept\n")
             return False

@@ -14,7 +14,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import typer
@@ -97,14 +97,28 @@ class ServerClient:
         self._key = key
 
     def status(self) -> dict[str, Any]:
-        with self._opened(STATUS_PATH, TIMEOUT_SECONDS) as (_, response):
-            raw = self.guarded(lambda: response.read(MAX_BYTES + 1))
-        return self.parsed(raw)
+        with self._opened(STATUS_PATH, TIMEOUT_SECONDS) as (_, response), self._sentences():
+            raw = response.read(MAX_BYTES + 1)
+        return self._parsed(raw)
 
     @contextlib.contextmanager
-    def rounds(self) -> Iterator[RoundStream]:
+    def rounds(self) -> Iterator[tuple[socket.socket, Iterator[dict[str, Any]]]]:
+        """Yield the stream of rounds and its socket, whose shutdown in another thread ends it."""
         with self._opened(ROUNDS_PATH, SILENCE_SECONDS) as (sock, response):
-            yield RoundStream(self, sock, response)
+            yield sock, self._events(response)
+
+    def _events(self, response: HTTPResponse) -> Iterator[dict[str, Any]]:
+        data: list[bytes] = []
+        while True:
+            with self._sentences():
+                line = response.readline(MAX_BYTES + 1)
+            if not line:
+                return
+            if line.startswith(b"data:"):
+                data.append(line.removeprefix(b"data:").strip())
+            elif not line.strip() and data:
+                yield self._parsed(b"\n".join(data))
+                data = []
 
     @contextlib.contextmanager
     def _opened(self, path: str, timeout: float) -> Iterator[tuple[socket.socket, HTTPResponse]]:
@@ -113,22 +127,18 @@ class ServerClient:
         headers = {"Accept": "application/json, text/event-stream"}
         if self._key is not None:
             headers["Authorization"] = f"Bearer {self._key}"
-
-        def send() -> tuple[socket.socket, HTTPResponse]:
-            connection.request("GET", self.address.path + path, headers=headers)
-            sock = connection.sock  # the connection drops it if the answer ends with it
-            return sock, connection.getresponse()
-
         try:
-            sock, response = self.guarded(send)
-            self._require_ok(response)
+            with self._sentences():
+                connection.request("GET", self.address.path + path, headers=headers)
+                sock = connection.sock  # the connection drops it if the answer ends with it
+                response = connection.getresponse()
+            self._require_ok(response.status)
             with response:
                 yield sock, response
         finally:
             connection.close()
 
-    def _require_ok(self, response: HTTPResponse) -> None:
-        status = response.status
+    def _require_ok(self, status: int) -> None:
         if status == OK:
             return
         if status in (UNAUTHORIZED, FORBIDDEN):
@@ -140,56 +150,34 @@ class ServerClient:
             f"{self.address} answers with status {status}, so it is not a Draftree server: check the URL"
         )
 
-    def guarded(self, step: Any) -> Any:
-        """Run a step of a request; failures of the network become one sentence."""
+    @contextlib.contextmanager
+    def _sentences(self) -> Iterator[None]:
+        """Turn failures of the network into one sentence."""
         try:
-            return step()
-        except ConnectionRefusedError as error:
-            raise UnreachableError(
-                f"nothing listens at {self.address}: check host and port, or start 'draftree serve MODEL'"
-            ) from error
-        except socket.gaierror as error:
-            raise UnreachableError(f"the host '{self.address.host}' is unknown: check the URL") from error
-        except TimeoutError as error:
-            raise UnreachableError(f"{self.address} does not answer in time: check that the server runs") from error
-        except HTTPException as error:
-            raise UnreachableError(
-                f"{self.address} does not speak HTTP ({type(error).__name__}): check the scheme and the port"
-            ) from error
-        except OSError as error:
-            raise UnreachableError(f"{self.address} cannot be reached: {error.strerror or error}") from error
+            yield
+        except (OSError, HTTPException) as error:
+            match error:
+                case ConnectionRefusedError():
+                    text = f"nothing listens at {self.address}: check host and port, or start 'draftree serve MODEL'"
+                case socket.gaierror():
+                    text = f"the host '{self.address.host}' is unknown: check the URL"
+                case TimeoutError():
+                    text = f"{self.address} does not answer in time: check that the server runs"
+                case HTTPException():
+                    name = type(error).__name__
+                    text = f"{self.address} does not speak HTTP ({name}): check the scheme and the port"
+                case _:
+                    text = f"{self.address} cannot be reached: {error.strerror or error}"
+            raise UnreachableError(text) from error
 
-    def parsed(self, raw: bytes) -> dict[str, Any]:
+    def _parsed(self, raw: bytes) -> dict[str, Any]:
         try:
-            found = parse_json(raw) if len(raw) <= MAX_BYTES else None
+            values = parse_json(raw) if len(raw) <= MAX_BYTES else None
         except ValueError:  # also wrong UTF-8
-            found = None
-        if not isinstance(found, dict):
+            values = None
+        if not isinstance(values, dict):
             raise RefusedError(f"{self.address} does not answer as a Draftree server does: check the URL")
-        return found
-
-
-class RoundStream:
-    """An open stream of rounds."""
-
-    def __init__(self, client: ServerClient, sock: socket.socket, response: HTTPResponse) -> None:
-        self._client = client
-        self._sock = sock
-        self._response = response
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        data: list[bytes] = []
-        while line := self._client.guarded(lambda: self._response.readline(MAX_BYTES + 1)):
-            if line.startswith(b"data:"):
-                data.append(line.removeprefix(b"data:").strip())
-            elif not line.strip() and data:
-                yield self._client.parsed(b"\n".join(data))
-                data = []
-
-    def interrupt(self) -> None:
-        """End the stream from another thread; the iteration then ends or raises."""
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+        return values
 
 
 # A server may report anything: these read a value of a report as what the view expects.
@@ -205,15 +193,14 @@ def mappings(value: Any) -> list[Mapping[str, Any]]:
 
 def text(values: Mapping[str, Any], name: str) -> str:
     """Return a text in one line that is safe to show."""
-    found = values.get(name)
-    return " ".join(harmless(found).split()) if isinstance(found, str) else ""
+    value = values.get(name)
+    return " ".join(harmless(value).split()) if isinstance(value, str) else ""
 
 
 def number(values: Mapping[str, Any], name: str) -> float | None:
-    found = values.get(name)
-    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
-        return None
-    return found
+    value = values.get(name)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return value if is_number else None
 
 
 def count(values: Mapping[str, Any], name: str) -> int:
@@ -277,7 +264,7 @@ class RoundListener:
         self._client = client
         self._add = add
         self._closed = threading.Event()
-        self._stream: RoundStream | None = None
+        self._socket: socket.socket | None = None
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="draftree-watch-rounds", daemon=True)
 
@@ -288,17 +275,16 @@ class RoundListener:
     def __exit__(self, *error: object) -> None:
         self._closed.set()
         with self._lock:
-            if self._stream is not None:
-                self._stream.interrupt()
+            self._end_if_closed()
         self._thread.join(timeout=1)  # an attempt to connect cannot be interrupted, and the thread is a daemon
 
     def _run(self) -> None:
         waits = pauses()
         while not self._closed.is_set():
             try:
-                with self._client.rounds() as stream:
-                    self._hold(stream)
-                    for values in stream:
+                with self._client.rounds() as (sock, rounds):
+                    self._hold(sock)
+                    for values in rounds:
                         waits = pauses()
                         self._add(values)
             except RefusedError:
@@ -309,11 +295,16 @@ class RoundListener:
                 self._hold(None)
             self._closed.wait(next(waits))
 
-    def _hold(self, stream: RoundStream | None) -> None:
+    def _hold(self, sock: socket.socket | None) -> None:
         with self._lock:
-            self._stream = stream
-            if stream is not None and self._closed.is_set():
-                stream.interrupt()
+            self._socket = sock
+            self._end_if_closed()
+
+    def _end_if_closed(self) -> None:
+        """End the stream; its iteration in the other thread ends or raises."""
+        if self._socket is not None and self._closed.is_set():
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
 
 
 LEVELS = "▁▂▃▄▅▆▇█"
@@ -466,17 +457,16 @@ ONCE_HEIGHT = 30
 
 
 def watch(
-    url: Annotated[str, argument("Address of the server, such as http://127.0.0.1:8000.", "URL")],
+    url: str = argument(..., "Address of the server, such as http://127.0.0.1:8000.", "URL"),
     *,
-    key: Annotated[
-        str | None,
-        option(f"API key; other users of this machine can see it, the variable {KEY_VARIABLE} is safer.", "KEY"),
-    ] = None,
-    interval: Annotated[float, option("Seconds between two readings of the status.", "SECONDS")] = 1.0,
-    once: Annotated[
-        bool, option("Print one snapshot with the rounds of one interval, and exit.", panel=OUTPUT, names="--once")
-    ] = False,
-    as_json: Annotated[bool, option("Print the snapshot as one JSON object.", panel=OUTPUT, names="--json")] = False,
+    key: str | None = option(
+        None, f"API key; other users of this machine can see it, the variable {KEY_VARIABLE} is safer.", "KEY"
+    ),
+    interval: float = option(1.0, "Seconds between two readings of the status.", "SECONDS"),
+    once: bool = option(
+        False, "Print one snapshot with the rounds of one interval, and exit.", panel=OUTPUT, names="--once"
+    ),
+    as_json: bool = option(False, "Print the snapshot as one JSON object.", panel=OUTPUT, names="--json"),
 ) -> None:
     """Show the load and the rounds of a running server. Ctrl-C leaves."""
     if not SHORTEST_SECONDS <= interval <= LONGEST_SECONDS:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,32 +67,34 @@ def tuned_folder() -> Path:
     return folder / "tuned"
 
 
+def _tuned_file(fingerprint: str) -> Path:
+    return tuned_folder() / f"{fingerprint}.json"
+
+
 def all_tuned() -> list[TunedDraft]:
     if config_folder() is None:
         return []
-    found = [one for path in sorted(tuned_folder().glob("*.json")) for one in _read_tuned(path)]
-    return sorted(found, key=lambda one: one.date)
+    results = [result for path in sorted(tuned_folder().glob("*.json")) for result in _read_tuned(path)]
+    return sorted(results, key=lambda result: result.date)
 
 
 def tuned_for(loaded: LoadedModel) -> tuple[TunedDraft | None, str | None]:
     """Return the kept result of a model, and a sentence if results of it exist that do not count here."""
     if config_folder() is None or not loaded.model.fingerprint:
         return None, None
-    kept = _read_tuned(_tuned_file(loaded.model.fingerprint))
-    conditions = conditions_of(loaded)
-    for one in kept:
-        if one.difference(conditions) is None:
-            return one, None
-    if not kept:
-        return None, None
-    return None, f"the result of 'draftree tune' is ignored, because {kept[-1].difference(conditions)}"
+    difference, conditions = None, conditions_of(loaded)
+    for result in _read_tuned(_tuned_file(loaded.model.fingerprint)):
+        difference = result.difference(conditions)
+        if difference is None:
+            return result, None
+    return None, difference and f"the result of 'draftree tune' is ignored, because {difference}"
 
 
 def keep_tuned(result: TunedDraft) -> Path:
     """Keep a result; replaces one of the same model under the same conditions. Returns the file."""
     place = _tuned_file(result.fingerprint)
-    others = [one for one in _read_tuned(place) if one.difference(result.conditions) is not None]
-    _write_tuned(place, [*others, result])
+    others = [other for other in _read_tuned(place) if other.difference(result.conditions) is not None]
+    _write(place, {"format": TUNED_FORMAT, "results": [dataclasses.asdict(each) for each in (*others, result)]})
     return place
 
 
@@ -106,29 +109,30 @@ def forget_tuned(fingerprint: str) -> int:
     return count
 
 
-def _tuned_file(fingerprint: str) -> Path:
-    return tuned_folder() / f"{fingerprint}.json"
-
-
 def _read_tuned(path: Path) -> list[TunedDraft]:
-    try:
+    with _undamaged(path, "draftree tune"):
+        if not path.exists():
+            return []
         values = read_json(path)
         if values["format"] != TUNED_FORMAT:
             raise ConfigurationError(
                 f"'{path}' has format {values['format']!r}, and this program reads {TUNED_FORMAT}: delete it"
             )
         tuples = ("spread", "temperatures")
-        return [TunedDraft(**one | {name: tuple(one[name]) for name in tuples}) for one in values["results"]]
-    except FileNotFoundError:
-        return []
+        return [TunedDraft(**each | {name: tuple(each[name]) for name in tuples}) for each in values["results"]]
+
+
+@contextmanager
+def _undamaged(place: Path, command: str) -> Iterator[None]:
+    try:
+        yield
+    except ConfigurationError:
+        raise
     except (OSError, *MALFORMED) as error:
-        if isinstance(error, ConfigurationError):
-            raise
-        raise ConfigurationError(f"'{path}', kept by 'draftree tune', is damaged or unreadable: delete it") from error
+        raise ConfigurationError(f"'{place}', kept by '{command}', is damaged or unreadable: delete it") from error
 
 
-def _write_tuned(place: Path, results: Sequence[TunedDraft]) -> None:
-    content = {"format": TUNED_FORMAT, "results": [dataclasses.asdict(one) for one in results]}
+def _write(place: Path, content: Mapping[str, Any]) -> None:
     try:
         write_json(place, content, indent=2)
     except OSError as error:
@@ -146,12 +150,8 @@ class TrainedHead:
 def keep_trained(fingerprint: str, head: TrainedHead) -> Path | None:
     """Remember a head for the weights with this fingerprint, in place of an earlier one; None without a home folder."""
     place = _trained_file(fingerprint)
-    if place is None:
-        return None
-    try:
-        write_json(place, dataclasses.asdict(head))
-    except OSError as error:
-        raise ConfigurationError(f"'{place}' cannot be written: {error.strerror}") from error
+    if place is not None:
+        _write(place, dataclasses.asdict(head))
     return place
 
 
@@ -159,13 +159,11 @@ def trained_for(fingerprint: str) -> TrainedHead | None:
     place = _trained_file(fingerprint)
     if place is None:
         return None
-    try:
+    with _undamaged(place, "draftree train"):
+        if not place.exists():
+            return None
         values = read_json(place)
         return TrainedHead(str(values["folder"]), float(values["tokens_per_round"]))
-    except FileNotFoundError:
-        return None
-    except (OSError, *MALFORMED) as error:
-        raise ConfigurationError(f"'{place}', kept by 'draftree train', is damaged or unreadable: delete it") from error
 
 
 def _trained_file(fingerprint: str) -> Path | None:
@@ -190,29 +188,29 @@ class AutoCandidate:
 
 def auto_candidates(loaded: LoadedModel) -> tuple[list[AutoCandidate], list[str]]:
     """Return the drafters to try for a target, best first, and sentences about what was left out."""
-    left_out: list[str] = []
-    found: list[AutoCandidate] = []
     kept, ignored = tuned_for(loaded)
-    if ignored is not None:
-        left_out.append(ignored)
+    left_out = [] if ignored is None else [ignored]
+    candidates: list[AutoCandidate] = []
     if kept is not None:
         measured = f"'draftree tune' measured {kept.speedup:.2f} times the speed of plain decoding"
-        found.append(AutoCandidate(kept.draft, kept.plan, measured))
-    own = None if is_remote(loaded.name) else trained_for(loaded.model.fingerprint)
-    if own is not None and not Path(own.folder).is_dir():
-        left_out.append(f"the head that was trained for this model is no longer in '{own.folder}'")
-    elif own is not None:
-        specs = [draft.format(name=own.folder) for draft in TRAINED_DRAFTS]
-        reason = f"trained here for this model: {own.tokens_per_round:.2f} tokens per round on unseen texts"
-        found.extend(AutoCandidate(spec, None, reason) for spec in specs)
+        candidates.append(AutoCandidate(kept.draft, kept.plan, measured))
+
+    def add_head(name: str, reason: str) -> None:
+        candidates.extend(AutoCandidate(draft.format(name=name), None, reason) for draft in TRAINED_DRAFTS)
+
+    trained = None if is_remote(loaded.name) else trained_for(loaded.model.fingerprint)
+    if trained is not None and not Path(trained.folder).is_dir():
+        left_out.append(f"the head that was trained for this model is no longer in '{trained.folder}'")
+    elif trained is not None:
+        tokens = f"{trained.tokens_per_round:.2f} tokens per round"
+        add_head(trained.folder, f"trained here for this model: {tokens} on unseen texts")
     head, reason = _trained_head(loaded)
     if head is not None:
-        specs = [draft.format(name=head.name) for draft in TRAINED_DRAFTS]
-        found.extend(AutoCandidate(spec, None, "trained for this model") for spec in specs)
+        add_head(head.name, "trained for this model")
     else:
         left_out.append(reason)
-    found.extend(AutoCandidate(draft, None, "needs no training") for draft in FALLBACK_DRAFTS)
-    return found, left_out
+    candidates.extend(AutoCandidate(draft, None, "needs no training") for draft in FALLBACK_DRAFTS)
+    return candidates, left_out
 
 
 def _trained_head(loaded: LoadedModel) -> tuple[ShippedHead | None, str]:

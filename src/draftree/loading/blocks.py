@@ -6,15 +6,14 @@ the blocks. It is recorded, so that later starts need no transformers model, and
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ from draftree.core.host import return_free_memory
 from draftree.loading.loaded import LoadedModel
 from draftree.loading.native_start import GGUF, PackedStart, start_key
 from draftree.loading.resolve import is_block_file
-from draftree.loading.transformers_model import eos_ids_from
+from draftree.loading.transformers_model import config_of, eos_ids_from
 from draftree.models.base import Extend, Pass
 from draftree.models.check import NATIVE_LENGTHS, check, reference_logits, rounds_alike, tokens_of_check
 from draftree.models.native.blueprint import ExpertsBlueprint, LayerBlueprint, LinearBlueprint
@@ -36,48 +35,22 @@ from draftree.models.native.weights import Weights
 from draftree.options import QUANTIZATIONS
 from draftree.weights.cache import Cache, silent, status_of, steps
 from draftree.weights.folders import import_modeling
-from draftree.weights.gguf_blocks import describe_blocks
+from draftree.weights.gguf_blocks import BlockFile, describe_blocks
 from draftree.weights.gguf_file import KINDS, forget_gguf
 from draftree.weights.packed_checkpoint import METHODS, PackedCheckpoint, quantization_of
 
 logger = logging.getLogger(__name__)
 
+PARTS = (LayerBlueprint, LinearBlueprint, ExpertsBlueprint)
 LEAST_LAYERS = 2  # minimum number of layers of the model on which the structure is found
 
 
-class BlockSource(Protocol):
-    """Parameters of a model in blocks."""
+BlockSource = BlockFile | PackedCheckpoint
+"""Parameters in blocks, by their names in the transformers model.
 
-    @property
-    def sources(self) -> Mapping[str, str]:
-        """Parameters by their names in the transformers model."""
-        ...
-
-    def kind(self, name: str) -> str: ...
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a parameter in the layout of transformers."""
-        ...
-
-    def values(self, name: str) -> Tensor:
-        """Return a parameter in the layout of transformers, float32."""
-        ...
-
-    def rows(self, name: str) -> Tensor:
-        """Return the blocks of a matrix, shape (rows, bytes of a row), uint8, contiguous."""
-        ...
-
-    def order(self, name: str) -> Tensor:
-        """Return the row of each output of a matrix, int64."""
-        ...
-
-    def expert(self, name: str, expert: int) -> Sequence[tuple[str, Tensor]]:
-        """Return kind and blocks of the matrices of one expert, shape (rows, bytes of a row), uint8, contiguous."""
-        ...
-
-    def release(self, name: str) -> None:
-        """Free the memory of a parameter that was read."""
-        ...
+`shape` and `values` (float32) are in the layout of transformers. `rows` are the blocks of a matrix, uint8, shape
+(rows, bytes of a row); `order` has the row of each output, int64; `expert` has kind and blocks of an expert's matrices.
+"""
 
 
 class BlockWeights(Weights):
@@ -88,17 +61,15 @@ class BlockWeights(Weights):
         return self._source.values(name)
 
     def blocks(self, name: str) -> RowBlocks | None:
-        if self._source.kind(name) not in KINDS:
-            return None
-        return RowBlocks(self._source.kind(name), self._source.rows(name), self._source.order(name))
+        kind = self.block_kind(name)
+        return None if kind is None else RowBlocks(kind, self._source.rows(name), self._source.order(name))
 
     def block_kind(self, name: str) -> str | None:
         kind = self._source.kind(name)
         return kind if kind in KINDS else None
 
     def expert_blocks(self, name: str, expert: int) -> Sequence[RowBlocks]:
-        parts = self._source.expert(name, expert)
-        return [RowBlocks(kind, rows, torch.arange(len(rows))) for kind, rows in parts]
+        return [RowBlocks(kind, rows, torch.arange(len(rows))) for kind, rows in self._source.expert(name, expert)]
 
     def release(self, name: str) -> None:
         self._source.release(name)
@@ -146,12 +117,11 @@ def _first_start(
     for parameter in short.parameters():
         parameter.data = torch.empty(0)  # whatever else refers to the model
     del short
-    found = check(
-        NativeModel(few, BlockWeights(source), quantization=quantization), reference, tolerance=ROUNDED_TOLERANCE
-    )
-    if not (found.chains_ok and found.trees_ok):
+    shallow = NativeModel(few, BlockWeights(source), quantization=quantization)
+    result = check(shallow, reference, tolerance=ROUNDED_TOLERANCE)
+    if not (result.chains_ok and result.trees_ok):
         raise NativeUnavailableError(
-            f"logits of its blocks differ from those of dequantized weights ({found.error:.1e})"
+            f"logits of its blocks differ from those of dequantized weights ({result.error:.1e})"
         )
     layers = tuple(_layer_at(few.layers[first], first, place) for place, first in enumerate(templates))
     _require_blocks(layers, source)
@@ -160,17 +130,17 @@ def _first_start(
     steps.info("%s: packing weights for native kernels", folder.name)
     model = NativeModel(blueprint, BlockWeights(source), quantization=quantization)
     _require_finite(model, folder)
-    model.is_exact = found.is_exact and rounds_alike(model, NATIVE_LENGTHS)
-    model.self_check = replace(found, is_exact=model.is_exact)
+    model.is_exact = result.is_exact and rounds_alike(model, NATIVE_LENGTHS)
+    model.self_check = replace(result, is_exact=model.is_exact)
     return model, eos_ids
 
 
 def _require_finite(model: NativeModel, folder: Path) -> None:
     """Raise ModelLoadError if weights of later layers, which were not compared, give logits that are not finite."""
     slot, tokens = model.open(), tokens_of_check(model.vocab_size)
-    found = model.run(Pass([Extend(slot, tokens, range(-1, len(tokens) - 1))])).logits.tensor()
+    logits = model.run(Pass([Extend(slot, tokens, range(-1, len(tokens) - 1))])).logits.tensor()
     model.close(slot)
-    if not bool(torch.isfinite(found).all()):
+    if not bool(torch.isfinite(logits).all()):
         raise ModelLoadError(
             f"the weights of '{folder.name}' are damaged: its logits are not finite; get the file again"
         )
@@ -178,9 +148,7 @@ def _require_finite(model: NativeModel, folder: Path) -> None:
 
 def _short_config(folder: Path) -> tuple[Any, list[int]]:
     """Return the configuration of a model of the first layers, and for each layer one of those of its type."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    config = config_of(folder)
     types = list(getattr(config, "layer_types", None) or [""] * config.num_hidden_layers)
     first = {kind: types.index(kind) for kind in types}
     count = max(LEAST_LAYERS, 1 + max(first.values()))
@@ -210,18 +178,19 @@ def _layer_at(template: LayerBlueprint, first: int, place: int) -> LayerBlueprin
     def renamed(value: Any) -> Any:
         if isinstance(value, str):
             return value.replace(f".{first}.", f".{place}.", 1)
-        if isinstance(value, LinearBlueprint | ExpertsBlueprint):
-            return replace(value, **{one.name: renamed(getattr(value, one.name)) for one in dataclasses.fields(value)})
+        if isinstance(value, PARTS):
+            return replace(value, **{field.name: renamed(getattr(value, field.name)) for field in fields(value)})
         return tuple(map(renamed, value)) if isinstance(value, tuple) else value
 
-    return replace(template, **{one.name: renamed(getattr(template, one.name)) for one in dataclasses.fields(template)})
+    layer: LayerBlueprint = renamed(template)
+    return layer
 
 
 def _require_shape(source: BlockSource, name: str, wanted: Sequence[int]) -> None:
-    found = source.shape(name)
-    if found != tuple(wanted):
+    shape = source.shape(name)
+    if shape != tuple(wanted):
         raise ModelLoadError(
-            f"the weights do not fit config.json: '{name}' has the shape {list(found)}, and {list(wanted)} is needed; "
+            f"the weights do not fit config.json: '{name}' has the shape {list(shape)}, and {list(wanted)} is needed; "
             "get the model again"
         )
 
@@ -237,12 +206,12 @@ def _require_alike(
 
 
 def _names_in(value: Any) -> Iterator[str]:
-    """Return all strings of a blueprint, in the order of its fields."""
+    """Yield all strings of a blueprint, in the order of its fields."""
     if isinstance(value, str):
         yield value
-    is_part = isinstance(value, LayerBlueprint | LinearBlueprint | ExpertsBlueprint)
-    parts = [getattr(value, one.name) for one in dataclasses.fields(value)] if is_part else value
-    for part in parts if isinstance(parts, list | tuple) else ():
+    elif isinstance(value, PARTS):
+        value = [getattr(value, field.name) for field in fields(value)]
+    for part in value if isinstance(value, list | tuple) else ():
         yield from _names_in(part)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.files import JsonError, expanded, read_json
@@ -33,10 +33,8 @@ def is_encoder_decoder_target(model: Any) -> bool:
         if not path.is_dir() and isinstance(model, str) and not PATH_LIKE.match(model):
             path = Cache().folder(model)
         return is_encoder_decoder(path)
-    inner = getattr(model, "model", model)
-    if isinstance(model, EncoderDecoder) or isinstance(inner, EncoderDecoder):
-        return True
-    return getattr(getattr(model, "config", None), "is_encoder_decoder", False) is True
+    is_wrapped = isinstance(getattr(model, "model", model), EncoderDecoder) or isinstance(model, EncoderDecoder)
+    return is_wrapped or getattr(getattr(model, "config", None), "is_encoder_decoder", False) is True
 
 
 def reader_class(folder: Path) -> Any:
@@ -59,25 +57,4 @@ def refuse_options(options: ModelOptions) -> None:
         raise ConfigurationError(
             f"offload is {options.offload!r}, but '{options.model}' is an encoder-decoder model, whose weights stay in "
             "memory: leave offload out"
-        )
-
-
-class SourceTraits(Protocol):
-    """Facts about a drafter: its use of models and of sources."""
-
-    @property
-    def runs_model(self) -> bool:
-        """Whether it runs passes of a model."""
-
-    @property
-    def reads_sources(self) -> bool:
-        """Whether the models that it runs read the source."""
-
-
-def require_drafter(name: str, traits: SourceTraits) -> None:
-    if traits.runs_model and not traits.reads_sources:
-        raise ConfigurationError(
-            f"drafter '{name}' runs a part of a model or a head, and the target is an encoder-decoder model, whose "
-            "source it cannot read: use model:NAME with a model of the same tokenizer, or suffix or ngram, which copy "
-            "from the source too"
         )

@@ -19,7 +19,7 @@ from draftree.loading.encoder_decoder import is_encoder_decoder
 from draftree.loading.lowering import lower_model
 from draftree.loading.options import resolve_place
 from draftree.loading.resolve import gguf_path, resolve_model
-from draftree.loading.transformers_model import PART_OF, quiet, read_model, wrap_model
+from draftree.loading.transformers_model import PART_OF, config_of, quiet, read_model, wrap_model
 from draftree.models.kv.slotted import SlottedModel
 from draftree.models.native.build import NativeUnavailableError
 from draftree.options import ModelOptions
@@ -41,9 +41,9 @@ class _FirstLayers:
 
     def from_pretrained(self, folder: Path, **options: Any) -> Any:
         """Read the layers as `AutoModelForCausalLM` reads all."""
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM
 
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config = config_of(folder)
         shorten(config.get_text_config(), self._count)
         trusts = options.pop("trust_remote_code", False)
         return AutoModelForCausalLM.from_pretrained(folder, config=config, trust_remote_code=trusts, **options)
@@ -79,11 +79,7 @@ def refuse_gguf(name: str | os.PathLike[str]) -> None:
 
 def require_split(name: str | os.PathLike[str], count: int) -> None:
     """Check, before any weights are read, that a server has layers left if devices run the first ones of a model."""
-    from transformers import AutoConfig
-
-    folder = _causal_folder(name)
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    _require_count(config.get_text_config(), count, f"model '{name}'")
+    _require_count(config_of(_causal_folder(name)).get_text_config(), count, f"model '{name}'")
 
 
 def load_first_layers(options: ModelOptions, count: int) -> SlottedModel:
@@ -121,10 +117,13 @@ def write_first_layers(name: str | os.PathLike[str], count: int, to: Path) -> Fi
     folder = _causal_folder(name)
     if quantization_of(folder) is not None:
         raise UnsupportedModelError(f"model '{name}' has packed weights: only plain ones are divided")
-    whole, whole_bytes = _sizes(folder)
+    config = config_of(folder).get_text_config()
+    whole = int(getattr(config, PART_OF, config.num_hidden_layers))
+    files = list(folder.glob("*.safetensors")) or list(folder.glob("pytorch_model*.bin"))
+    whole_bytes = sum(path.stat().st_size for path in files)
     model = read_model(folder, "auto", torch.device("cpu"), reader=_FirstLayers(count))
-    for config in (model.config, model.config.get_text_config()):
-        setattr(config, PART_OF, whole)
+    for part in (model.config, model.config.get_text_config()):
+        setattr(part, PART_OF, whole)
     to.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".{to.name}-") as scratch:
         made = Path(scratch) / "part"
@@ -145,15 +144,6 @@ def _causal_folder(name: str | os.PathLike[str]) -> Path:
     if is_encoder_decoder(folder):
         raise UnsupportedModelError(f"model '{name}' has an encoder: only causal models are split by layers")
     return folder
-
-
-def _sizes(folder: Path) -> tuple[int, int]:
-    """Return layers and bytes of all weights of a model, none of which is read."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).get_text_config()
-    files = list(folder.glob("*.safetensors")) or list(folder.glob("pytorch_model*.bin"))
-    return int(getattr(config, PART_OF, config.num_hidden_layers)), sum(path.stat().st_size for path in files)
 
 
 def _slotted(model: Any, name: str) -> SlottedModel:

@@ -77,18 +77,16 @@ def _wrapped(model: Any, loan: _Loan) -> HFModel | CachedModel | HFEncoderDecode
         return loan.wrapped  # nested borrowing: one wrapper serves both
     if loan.wrapped is None or loan.facts != facts:
         loan.wrapped = loan.padding_counts = None
-        loan.wrapped, loan.facts = _made(model), facts
+        name = type(model).__name__
+        if model.config.is_encoder_decoder:
+            # the settings of a call are those of its own generation configuration, in the processors of transformers
+            loan.wrapped = wrap_encoder_decoder(model, name, rules=DecodingRules(start_ids=(0,)))
+        else:
+            loan.wrapped = wrap_checked(model, name)
+        loan.facts = facts
     else:
         loan.wrapped.attach(model)
     return loan.wrapped
-
-
-def _made(model: Any) -> HFModel | CachedModel | HFEncoderDecoder:
-    name = type(model).__name__
-    if model.config.is_encoder_decoder:
-        # the settings of a call are those of its own generation configuration, in the processors of transformers
-        return wrap_encoder_decoder(model, name, rules=DecodingRules(start_ids=(0,)))
-    return wrap_checked(model, name)
 
 
 def _facts(model: Any) -> tuple[Any, ...]:

@@ -11,11 +11,7 @@ from typing import Any
 
 import torch
 
-from draftree.core.errors import (
-    ConfigurationError,
-    ModelLoadError,
-    UnsupportedModelError,
-)
+from draftree.core.errors import ConfigurationError, ModelLoadError, UnsupportedModelError
 from draftree.core.files import code_named_in
 from draftree.core.host import address_space_limit, parse_size
 from draftree.loading.blocks import load_gguf, load_packed_checkpoint
@@ -134,8 +130,8 @@ class _LocalLoad:
             return None
         self._runs_code = options.trust_remote_code and bool(code_named_in(self._folder))
         self._start = self._recorded_start()
-        if self._start is not None and (found := self._start.load()) is not None:
-            model, record = found
+        if self._start is not None and (start := self._start.load()) is not None:
+            model, record = start
             name, quantization = str(self._name), options.quantization
             return LoadedModel.native(model, self._folder, record.eos_ids, name=name, quantization=quantization)
         if self._start is not None and is_distrusted(self._folder, Cache().root):
@@ -192,9 +188,8 @@ class _LocalLoad:
             return str(reason)
 
     def _torch(self) -> LoadedModel:
-        options, placement = self._options, None
-        if options.offload is not None:
-            placement = torch_placement(self._device, options.offload)
+        options = self._options
+        placement = None if options.offload is None else torch_placement(self._device, options.offload)
         loaded = wrap_model(
             self._read(placement),
             folder=self._folder,
@@ -225,14 +220,11 @@ def torch_placement(device: torch.device, offload: str | int) -> Mapping[str, An
 def _wrap(options: ModelOptions) -> LoadedModel:
     """Return a model that was loaded before; raises for options that are chosen when a model is loaded."""
     model = options.model
-    if options.offload is not None:
-        raise ConfigurationError(
-            "offload is chosen when a model is loaded, and this one is already loaded: give its name or its folder"
-        )
-    if options.kv_dtype is not None:
-        raise ConfigurationError(
-            "kv_dtype is chosen when a model is loaded, and this one is already loaded: give its name or its folder"
-        )
+    for name in ("offload", "kv_dtype"):
+        if getattr(options, name) is not None:
+            raise ConfigurationError(
+                f"{name} is chosen when a model is loaded, and this one is already loaded: give its name or its folder"
+            )
     is_wrapped = isinstance(model, LoadedModel | LanguageModel)
     if options.kernels == "native" or options.quantization is not None or (options.kernels == "graphs" and is_wrapped):
         raise ConfigurationError(

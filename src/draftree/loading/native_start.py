@@ -18,16 +18,16 @@ import types
 import typing
 from collections import abc
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
-from draftree.core.errors import ConfigurationError, DraftreeError, ModelLoadError
+from draftree.core.errors import DraftreeError, ModelLoadError
 from draftree.core.host import parse_size
-from draftree.loading.records import Store, digest_of
+from draftree.loading.records import Store, digest_of, is_on
 from draftree.models.base import CheckResult, Extend, Pass
 from draftree.models.check import EXACT_PARENTS, NATIVE_LENGTHS, exact_tokens, rounds_alike
 from draftree.models.native.blueprint import Blueprint
@@ -61,9 +61,9 @@ class Record:
     digest: str  # hash of logits that it computed
 
 
-def parsed_record(found: Mapping[str, Any]) -> Record:
+def parsed_record(values: Mapping[str, Any]) -> Record:
     """Return a record from its `dataclasses.asdict` form after JSON."""
-    record: Record = _parsed(Record, found)
+    record: Record = _parsed(Record, values)
     return record
 
 
@@ -116,13 +116,14 @@ def start_key(
         return None
     where, kind = str(folder.resolve()), str(dtype).removeprefix("torch.")
     try:
+        files = [(path, path.stat()) for path in sorted({p for pattern in PATTERNS for p in folder.glob(pattern)})]
         facts = {
             "folder": where,
             "dtype": kind,
             "quantization": quantization,
             "library": library().path.name,
             "versions": [__version__, digest_of(SOURCES), torch.__version__, version("transformers")],
-            "files": [[name, *facts] for name, facts in _files(folder)],
+            "files": [[path.name, status.st_size, status.st_mtime_ns] for path, status in files],
             "settings": digest_of(path for name in SETTINGS if (path := folder / name).exists()),
         }
     except (NativeUnavailableError, OSError) as error:
@@ -136,12 +137,6 @@ def start_name(folder: Path, kind: str, quantization: str | None) -> str:
     return f"{folder.name}-{key[:16]}"
 
 
-def _files(folder: Path) -> list[tuple[str, tuple[int, int]]]:
-    files = sorted({path for pattern in PATTERNS for path in folder.glob(pattern)})
-    statuses = [(path.name, path.stat()) for path in files]
-    return [(name, (status.st_size, status.st_mtime_ns)) for name, status in statuses]
-
-
 @torch.inference_mode()
 def logits_digest(model: NativeModel) -> str:
     """Return a hash of the logits after a prefix, and in a tree batched with another sequence.
@@ -152,11 +147,8 @@ def logits_digest(model: NativeModel) -> str:
     tokens, length = exact_tokens(model.vocab_size), max(1, min(NATIVE_LENGTHS[0], model.max_length // 2))
     nodes = tokens[-len(EXACT_PARENTS) :]
     slot = model.open()
-    chain = (
-        model.run(Pass([Extend(slot, tokens[:length], range(-1, length - 1), logits_at=[length - 1])]))
-        .logits.tensor()
-        .clone()
-    )
+    prefix = Extend(slot, tokens[:length], range(-1, length - 1), logits_at=[length - 1])
+    chain = model.run(Pass([prefix])).logits.tensor().clone()
     model.commit(slot, range(length))
     other = model.fork(slot, length // 2)
     tree = model.run(Pass([Extend(other, tokens[:1], [-1]), Extend(slot, nodes, EXACT_PARENTS)])).logits.tensor()
@@ -170,25 +162,23 @@ FOLDER = "packed"  # folder of packed weights in the cache
 SWITCH = "DRAFTREE_PACKED"  # environment variable: 0 keeps no packed weights
 LEAST_KEPT = LEAST_MAPPED
 """Least size in bytes of packed weights that are kept if packing is not slow: smaller ones take a tenth of a second."""
+QUICK_TO_PACK = (None, "int8")
 STABLE = ("folder", "dtype", "quantization", "files", "settings")
 """Facts of a start on which packed weights depend; if others change, their logits are compared again."""
 
 
 def keeps_packed() -> bool:
-    given = os.environ.get(SWITCH) or "1"
-    if given not in ("0", "1"):
-        raise ConfigurationError(f"{SWITCH} is '{given}': set it to 0 to keep no packed weights, or to 1")
-    return given == "1" and hasattr(os, "preadv")
+    return is_on(SWITCH, "packed weights") and hasattr(os, "preadv")
 
 
 def packed_folders(model: Path | None = None) -> list[tuple[Path, int]]:
     """Return the folders of packed weights in the cache, of one model or all, and their sizes in bytes."""
     names = None if model is None else _names_of(model)
-    found = []
-    for folder in sorted((Cache().root / FOLDER).glob("[!.]*/")):
-        if names is None or folder.name in names:
-            found.append((folder, sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())))
-    return found
+    return [
+        (folder, sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()))
+        for folder in sorted((Cache().root / FOLDER).glob("[!.]*/"))
+        if names is None or folder.name in names
+    ]
 
 
 def remove_packed(model: Path | None = None) -> int:
@@ -229,12 +219,8 @@ def _keep(model: NativeModel, place: Path, facts: Mapping[str, Any]) -> None:
             save_store(fresh, packed, facts)
             publish(fresh, place)
     except (DraftreeError, OSError) as error:
-        level = logging.WARNING if _is_slow_to_pack(model.quantization) else logging.INFO
+        level = logging.WARNING if model.quantization not in QUICK_TO_PACK else logging.INFO
         logger.log(level, "packed weights are not kept, so that every start packs them again: %s", error)
-
-
-def _is_slow_to_pack(quantization: str | None) -> bool:
-    return quantization not in (None, "int8")
 
 
 class PackedStart:
@@ -254,8 +240,8 @@ class PackedStart:
 
     def load(self) -> tuple[NativeModel, Record] | None:
         """Return the model from packed weights or from the record of its first start; None if neither is usable."""
-        if (found := self._packed_before()) is not None:
-            return found
+        if (packed := self._packed_before()) is not None:
+            return packed
         kept = Store().get(self.key.name, self.key.facts) if Store().is_on else None
         if kept is None:
             return None
@@ -323,18 +309,17 @@ class PackedStart:
 
     def _keep(self, model: NativeModel, record: Record) -> None:
         """Keep packed weights whose logits were compared, with the record."""
-        found = Record(record.blueprint, {}, record.check, record.eos_ids, record.digest)
-        facts = {"stable": self._stable(), "start": self._start(), "record": asdict(found)}
+        facts = {"stable": self._stable(), "start": self._start(), "record": asdict(replace(record, places={}))}
         if self.streams:
             add_facts(open_store(self._place), facts)
-        elif keeps_packed() and (_is_slow_to_pack(model.quantization) or model.footprint.weights >= LEAST_KEPT):
+        elif keeps_packed() and (model.quantization not in QUICK_TO_PACK or model.footprint.weights >= LEAST_KEPT):
             _keep(model, self._place, facts)
 
     def _stable(self) -> dict[str, Any]:
         # files can change while their sizes and times stay the same; their status changes then
         statuses = [(self.key.folder / name).stat() for name, *_ in self.key.facts["files"]]
-        found = {name: self.key.facts[name] for name in STABLE}
-        return found | {"statuses": [[status.st_ino, status.st_ctime_ns] for status in statuses]}
+        facts = {name: self.key.facts[name] for name in STABLE}
+        return facts | {"statuses": [[status.st_ino, status.st_ctime_ns] for status in statuses]}
 
     def _start(self) -> dict[str, Any]:
         return {name: value for name, value in self.key.facts.items() if name not in STABLE}

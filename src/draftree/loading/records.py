@@ -26,30 +26,34 @@ SWITCH = "DRAFTREE_BLUEPRINTS"
 SUFFIX, PART = ".json", ".part"
 
 
+def is_on(switch: str, kept: str) -> bool:
+    """Return the value of an environment variable, which 0 switches off."""
+    value = os.environ.get(switch) or "1"
+    if value not in ("0", "1"):
+        raise ConfigurationError(f"{switch} is '{value}': set it to 0 to keep no {kept}, or to 1")
+    return value == "1"
+
+
 class Store:
     """Records by name. Safe for processes that write at once."""
 
     def __init__(self) -> None:
         self.folder = Cache().root / "blueprints"
-        given = os.environ.get(SWITCH) or "1"
-        if given not in ("0", "1"):
-            raise ConfigurationError(f"{SWITCH} is '{given}': set it to 0 to keep no records of starts, or to 1")
-        self.is_on = given == "1"
+        self.is_on = is_on(SWITCH, "records of starts")
 
     def get(self, name: str, made_for: Mapping[str, Any]) -> Any | None:
         """Return the content of that name, if it is undamaged and was made for exactly these facts."""
         place = self.folder / f"{name}{SUFFIX}"
         try:
-            found = _parsed(place.read_bytes())
+            record = _parsed(place.read_bytes())
+            if record["made_for"] == made_for:
+                return record["content"]
+            logger.info("'%s' was made for other facts: it will be replaced", place)
         except FileNotFoundError:
-            return None
+            pass
         except (OSError, ValueError) as error:
             logger.info("'%s' cannot be read (%s): it will be replaced", place, error)
-            return None
-        if found["made_for"] != made_for:
-            logger.info("'%s' was made for other facts: it will be replaced", place)
-            return None
-        return found["content"]
+        return None
 
     def put(self, name: str, made_for: Mapping[str, Any], content: Any) -> None:
         """Keep content that JSON can represent; log it if the folder cannot be written."""
@@ -70,8 +74,8 @@ class Store:
 
     def facts(self, path: Path) -> Mapping[str, Any]:
         try:
-            found: Mapping[str, Any] = _parsed(path.read_bytes())["made_for"]
-            return found
+            facts: Mapping[str, Any] = _parsed(path.read_bytes())["made_for"]
+            return facts
         except (OSError, *MALFORMED):
             return {}
 
@@ -86,14 +90,11 @@ def _parsed(whole: bytes) -> dict[str, Any]:
     digest, _, text = whole.partition(b"\n")
     if hashlib.sha256(text).hexdigest().encode() != digest:
         raise ValueError("it is damaged")
-    found = parse_json(text)
-    if not isinstance(found, dict) or not {"made_for", "content"} <= found.keys():
+    record = parse_json(text)
+    if not isinstance(record, dict) or not {"made_for", "content"} <= record.keys():
         raise ValueError("it is not a record")
-    return found
+    return record
 
 
 def digest_of(files: Iterable[Path]) -> str:
-    found = hashlib.sha256()
-    for path in files:
-        found.update(hashlib.sha256(path.read_bytes()).digest())
-    return found.hexdigest()
+    return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in files)).hexdigest()

@@ -25,6 +25,7 @@ HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 HUB_FILES_LEFT_OUT = ("*/*", "consolidated*")
 PICKLED_HUB_FILES = ("pytorch_model*.bin",)
 HUB_TIMEOUT_SECONDS = 10.0
+WAYS_TO_NAME = "name a folder with config.json, a GGUF file, or a hub id 'owner/name'"
 
 
 def resolve_model(
@@ -51,28 +52,25 @@ def resolve_model(
             "serve can use a server's model; name a folder or a model of the catalogue here"
         )
     if not spelled.strip():
-        raise ModelNotFoundError(f"no model was named: {_ways_to_name()}")
+        raise ModelNotFoundError(f"no model was named: {WAYS_TO_NAME}")
     path = expanded(spelled)
     if path.is_dir():
-        check_model_folder(path)
-        check_sums(path, cache)
-        return path
-    if path.is_file():
+        folder = path
+    elif path.is_file():
         if is_gguf(path):
             return install_gguf(path, cache, convert=convert, reason=reason, progress=progress)
         raise ModelLoadError(f"'{path}' is not a GGUF file: name the model's folder, which contains config.json")
-    if not isinstance(name, str) or PATH_LIKE.match(spelled):
+    elif not isinstance(name, str) or PATH_LIKE.match(spelled):
         raise ModelNotFoundError(f"the model '{spelled}' does not exist: no such folder or file; check the path")
-    if cache.manifest(spelled) is not None:
-        check_model_folder(cache.folder(spelled))
-        check_sums(cache.folder(spelled), cache)
-        return cache.folder(spelled)
-    if HUB_ID.fullmatch(spelled):
+    elif cache.manifest(spelled) is not None:
+        folder = cache.folder(spelled)
+    elif HUB_ID.fullmatch(spelled):
         folder = hub_folder(spelled, fetch=fetch)
-        check_model_folder(folder)
-        check_sums(folder, cache)
-        return folder
-    raise ModelNotFoundError(f"there is no model '{spelled}': {_names_for(spelled)}")
+    else:
+        raise ModelNotFoundError(f"there is no model '{spelled}': {_names_for(spelled)}")
+    check_model_folder(folder)
+    check_sums(folder, cache)
+    return folder
 
 
 def require_sound(name: str) -> None:
@@ -81,12 +79,8 @@ def require_sound(name: str) -> None:
         check_model_folder(expanded(name))
 
 
-def _ways_to_name() -> str:
-    return "name a folder with config.json, a GGUF file, or a hub id 'owner/name'"
-
-
 def _names_for(spelled: str) -> str:
-    return f"{suggestion(spelled, CATALOGUE)}; else {_ways_to_name()}"
+    return f"{suggestion(spelled, CATALOGUE)}; else {WAYS_TO_NAME}"
 
 
 def hub_folder(repository: str, *, fetch: bool) -> Path:
@@ -94,7 +88,7 @@ def hub_folder(repository: str, *, fetch: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
-    def snapshot(files: tuple[str, ...]) -> Path:
+    def snapshot(*files: str) -> Path:
         return Path(
             snapshot_download(
                 repository,
@@ -106,32 +100,29 @@ def hub_folder(repository: str, *, fetch: bool) -> Path:
             )
         )
 
+    def missing(where: str, with_owner: str) -> ModelNotFoundError:
+        without = f"there is no model '{repository}' on this machine{where}: {_names_for(repository)}"
+        return ModelNotFoundError(with_owner if "/" in repository else without)
+
     try:
-        folder = snapshot(HUB_FILES)
-        if not any(folder.glob("*.safetensors")):
-            folder = snapshot(HUB_FILES + PICKLED_HUB_FILES)
+        folder = snapshot(*HUB_FILES)
+        return folder if any(folder.glob("*.safetensors")) else snapshot(*HUB_FILES, *PICKLED_HUB_FILES)
     except GatedRepoError:
         raise ModelNotFoundError(
             f"the hub requires acceptance of the terms of '{repository}': "
             "accept them on its page, then log in with 'hf auth login'"
         ) from None
     except RepositoryNotFoundError:
-        if not _has_owner(repository):
-            raise ModelNotFoundError(
-                f"there is no model '{repository}' on this machine or at the hub: {_names_for(repository)}"
-            ) from None
-        raise ModelNotFoundError(
-            f"the hub has no model '{repository}' that you can access: check the spelling, or log in if it is private"
+        raise missing(
+            " or at the hub",
+            f"the hub has no model '{repository}' that you can access: check the spelling, or log in if it is private",
         ) from None
     except LocalEntryNotFoundError:
         why = "the hub cannot be reached" if fetch else "fetching is not allowed"
-        if not _has_owner(repository):
-            raise ModelNotFoundError(
-                f"there is no model '{repository}' on this machine, and {why}: {_names_for(repository)}"
-            ) from None
-        raise ModelNotFoundError(
+        raise missing(
+            f", and {why}",
             f"the model '{repository}' is not on this machine, and {why}: name a local folder or a GGUF file, "
-            f"use one of {', '.join(CATALOGUE)}, or set HF_HOME to a cache that holds it"
+            f"use one of {', '.join(CATALOGUE)}, or set HF_HOME to a cache that holds it",
         ) from None
     except Exception as error:
         # The hub's client propagates the errors of its network library, which varies.
@@ -140,25 +131,16 @@ def hub_folder(repository: str, *, fetch: bool) -> Path:
                 f"the disk became full while '{repository}' was downloaded from the hub: "
                 "free some space, or set HF_HOME to a folder on another disk"
             ) from None
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise WeightsError(
-            f"'{repository}' could not be fetched from the hub ({_first_line(error)}): try again, or name a local "
-            "folder"
+            f"'{repository}' could not be fetched from the hub ({reason}): try again, or name a local folder"
         ) from None
-    return folder
 
 
 def hub_cache() -> Path:
     from huggingface_hub.constants import HF_HUB_CACHE
 
     return Path(HF_HUB_CACHE) if home_folder() or os.environ.get("HF_HOME") else Cache().root / "hub"
-
-
-def _has_owner(repository: str) -> bool:
-    return "/" in repository
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def gguf_path(name: str | os.PathLike[str]) -> Path | None:

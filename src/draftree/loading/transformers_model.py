@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +52,12 @@ def quiet() -> Iterator[None]:
         library.set_verbosity(verbosity)
         if was_enabled:
             library.enable_progress_bar()
+
+
+def config_of(folder: Path, *, trust_remote_code: bool = False) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
 
 
 VALUES_PER_BYTE = 2  # of weights with 4 bits
@@ -118,9 +124,7 @@ def read_model(
 
 def _require_room(folder: Path, loader: Any, dtype: torch.dtype | str, *, device: torch.device, trusts: bool) -> None:
     """Raise before allocation for a configuration that needs more than its files hold, or than is free."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trusts)
+    config = config_of(folder, trust_remote_code=trusts)
     kind = {"dtype": dtype} if isinstance(dtype, torch.dtype) else {}
     try:
         with torch.device("meta"):
@@ -140,8 +144,7 @@ def _require_room(folder: Path, loader: Any, dtype: torch.dtype | str, *, device
             f"'{folder / 'config.json'}' describes a model of {values} values and {tables} bytes of tables, and its "
             f"weight files have {stored} bytes; {get_again(folder)}"
         )
-    needed = weights + tables
-    free = free_memory(device)
+    needed, free = weights + tables, free_memory(device)
     if free is not None and needed > free:
         raise ModelLoadError(
             f"model '{folder}' takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free on {device}: free memory, "
@@ -154,9 +157,9 @@ def _require_all_weights(folder: Path, report: Mapping[str, Any]) -> None:
     wrong = sorted([*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])])
     if wrong:
         names = f"{', '.join(wrong[:3])}{', …' if len(wrong) > 3 else ''}"
-        found = f"{len(wrong)} of its weights are missing or of another shape ({names})"
-        _require_readable(folder, found)
-        raise ModelLoadError(f"model '{folder}' does not fit its config.json: {found}; {get_again(folder)}")
+        reason = f"{len(wrong)} of its weights are missing or of another shape ({names})"
+        _require_readable(folder, reason)
+        raise ModelLoadError(f"model '{folder}' does not fit its config.json: {reason}; {get_again(folder)}")
 
 
 def _require_readable(folder: Path, reason: str) -> None:
@@ -212,16 +215,23 @@ ROW_BUCKETS = (2,)
 processor has bfloat16 instructions."""
 
 
-def wrap_checked(model: Any, name: str, *, shapes: Shapes | None = None) -> HFModel | CachedModel:
-    """Return a checked model: with our attention if it is exact there, else with transformers' own cache."""
-    kind = type(model).__name__
-    implementation = model.config._attn_implementation
+def _own_logits(model: Any, reference: Callable[[Any], ReferenceLogits]) -> ReferenceLogits:
+    """Return logits of a model's own forward pass, before its attention is replaced."""
     try:
-        reference = reference_logits(model)  # before the attention is replaced
+        return reference(model)
+    except UnsupportedModelError:
+        raise
     except Exception as error:  # a model's own code may raise anything
         raise UnsupportedModelError(
-            f"{kind} fails in its own forward pass ({first_line(error)}): its architecture is not supported"
+            f"{type(model).__name__} fails in its own forward pass ({first_line(error)}): its architecture is not "
+            "supported"
         ) from error
+
+
+def wrap_checked(model: Any, name: str, *, shapes: Shapes | None = None) -> HFModel | CachedModel:
+    """Return a checked model: with our attention if it is exact there, else with transformers' own cache."""
+    implementation = model.config._attn_implementation
+    reference = _own_logits(model, reference_logits)
     try:
         ours = HFModel(model, row_buckets=row_buckets(model), shapes=shapes)
         result = check(ours, reference)
@@ -231,16 +241,19 @@ def wrap_checked(model: Any, name: str, *, shapes: Shapes | None = None) -> HFMo
         logger.warning("%s: our attention fails here (%s); trying transformers' own cache", name, first_line(error))
     else:
         if result.chains_ok:
-            ours.supports_trees, ours.self_check = result.trees_ok, result
-            if not result.trees_ok:
-                logger.warning("%s: trees are not scored exactly (error %.1e): chains only", name, result.tree_error)
+            _limit_to_checked(ours, result, name)
             # other shapes use other kernels: exactness of one small tree is verified for larger ones
             ours.is_exact = shapes is not None and result.is_exact and rounds_alike(ours)
             return ours
         logger.warning("%s: our attention is not exact here (error %.1e)", name, result.chain_error)
-    if model._can_set_attn_implementation():
-        model.set_attn_implementation(implementation)
+    _restore(model, implementation)
     return _wrap_with_cache(model, reference)
+
+
+def _limit_to_checked(ours: HFModel | HFEncoderDecoder, result: CheckResult, name: str) -> None:
+    ours.supports_trees, ours.self_check = result.trees_ok, result
+    if not result.trees_ok:
+        logger.warning("%s: trees are not scored exactly (error %.1e): chains only", name, result.tree_error)
 
 
 def _wrap_with_cache(model: Any, reference: ReferenceLogits) -> CachedModel:
@@ -273,13 +286,15 @@ def wrap_model(
 ) -> LoadedModel:
     """Wrap a transformers model as a `LanguageModel`, with packed float32 layers if allowed, and check it."""
     model.eval().requires_grad_(False)
+    kind = type(model).__name__
+    name = name or kind
     if model.config.is_encoder_decoder:
         if shapes is not None:
             raise UnsupportedModelError(
                 "kernels 'graphs' were requested, but an encoder-decoder model has none: use kernels 'torch'"
             )
-        ours = wrap_encoder_decoder(model, name or type(model).__name__, packed=packed)
-        return LoadedModel(ours, folder, eos_ids_in(model), name or type(model).__name__)
+        ours = wrap_encoder_decoder(model, name, packed=packed)
+        return LoadedModel(ours, folder, eos_ids_in(model), name)
     known = None
     if packed and can_pack(model.device, next(model.parameters()).dtype):
         known = fingerprint(model)  # packed weights are not readable afterwards
@@ -287,13 +302,13 @@ def wrap_model(
     wrapped = wrap_checked(model, name, shapes=shapes)
     if known is not None:
         wrapped.fingerprint = known
-    loaded = LoadedModel(wrapped, folder, eos_ids_in(model), name or type(model).__name__)
+    loaded = LoadedModel(wrapped, folder, eos_ids_in(model), name)
     if shapes is None:
         return loaded
     if not isinstance(wrapped, HFModel) or wrapped.static is None:
         raise UnsupportedModelError(
-            f"kernels 'graphs' were requested, but {type(model).__name__} uses its own cache, whose shape "
-            "changes from pass to pass: use kernels 'torch'"
+            f"kernels 'graphs' were requested, but {kind} uses its own cache, whose shape changes from pass to pass: "
+            "use kernels 'torch'"
         )
     why = wrapped.static.why_eager
     return replace(loaded, kernels="graphs" if why is None else f"graphs ({why})")
@@ -304,34 +319,23 @@ def wrap_encoder_decoder(
 ) -> HFEncoderDecoder:
     """Return a checked model. One whose trees are not scored exactly is limited to chains."""
     kind, implementation = type(model).__name__, model.config._attn_implementation
-    try:
-        reference = source_reference_logits(model)  # before the attention is replaced
-    except UnsupportedModelError:
-        raise
-    except Exception as error:  # a model's own code may raise anything
-        raise UnsupportedModelError(
-            f"{kind} fails in its own forward pass ({first_line(error)}): its architecture is not supported"
-        ) from error
+    reference = _own_logits(model, source_reference_logits)
     try:
         ours = HFEncoderDecoder(model, rules)
         result = _checked(ours, reference, packed=packed)
-    except UnsupportedModelError:
+        if not result.chains_ok:
+            raise UnsupportedModelError(
+                f"{kind} gives other logits from stored keys and values than in one pass (error "
+                f"{result.chain_error:.1e} of their spread): its architecture is not supported"
+            )
+    except Exception as error:
         _restore(model, implementation)
-        raise
-    except Exception as error:  # as above, now with our attention in it
-        _restore(model, implementation)
+        if isinstance(error, UnsupportedModelError):
+            raise
         raise UnsupportedModelError(
             f"{kind} fails with our attention in its decoder ({first_line(error)}): its architecture is not supported"
         ) from error
-    if not result.chains_ok:
-        _restore(model, implementation)
-        raise UnsupportedModelError(
-            f"{kind} gives other logits from stored keys and values than in one pass (error {result.chain_error:.1e} "
-            "of their spread): its architecture is not supported"
-        )
-    ours.supports_trees, ours.self_check = result.trees_ok, result
-    if not result.trees_ok:
-        logger.warning("%s: trees are not scored exactly (error %.1e): chains only", name, result.tree_error)
+    _limit_to_checked(ours, result, name)
     if ours.rules.note:
         logger.warning("%s", ours.rules.note)
     return ours

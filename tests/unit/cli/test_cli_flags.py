@@ -70,7 +70,9 @@ def test_every_field_has_a_flag_and_a_case() -> None:
     names = [field.name for field in dataclasses.fields(SamplingParams) if field.name not in LIBRARY_ONLY]
     assert [flag.name for flag in sampling_flags()] == names
     assert sorted(GIVEN) == sorted(names)
-    assert [flag.option for flag in sampling_flags()] == ["--" + name.replace("_", "-") for name in names]
+    assert [flag.option.param_decls[0].split("/")[0] for flag in sampling_flags()] == [
+        "--" + name.replace("_", "-") for name in names
+    ]
 
 
 def test_without_flags_the_defaults_are_those_of_the_dataclass_and_the_table() -> None:
@@ -136,7 +138,8 @@ def test_no_early_end_is_announced_without_patience() -> None:
 
 def test_a_training_without_a_limit_has_an_hour(tmp_path) -> None:
     def made(**limits: float) -> Limits:
-        values = {key: one.default for key, one in inspect.signature(run_of).parameters.items()}
+        parameters = inspect.signature(run_of).parameters
+        values = {key: parameter.default.default for key, parameter in parameters.items()}
         return run_of(
             **values | {"model": "m", "data": [tmp_path], "output": tmp_path / "new"} | limits
         ).settings.limits

@@ -64,7 +64,7 @@ def test_json_lines_are_prompts_or_conversations_with_labels(save: Save) -> None
 WRONG: list[tuple[str | bytes, str]] = [
     ("", "'file' holds no prompt: write one per line"),
     ("\n \n", "'file' holds no prompt"),
-    (b"ab\ncd\xff", r"file:2: not UTF-8 text \(byte 2\)"),
+    (b"ab\ncd\xff", r"file:2: not UTF-8 text \(byte 2 is invalid\)"),
     ('{"prompt": "a"}\n{"prompt": ', r"file:2: not a valid JSON object"),
     ('{"prompt": "a"}\nab', r"file:2: not a valid JSON object: every line must be one, since line 1 is"),
     ('{"prompt": "a"}\n[1]', r"file:2: not a valid JSON object"),

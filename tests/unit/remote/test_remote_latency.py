@@ -8,7 +8,7 @@ from statistics import mean
 
 import pytest
 
-from draftree.cli.verify_server import device_address
+from draftree.cli.serve import device_address
 from draftree.core.errors import ConfigurationError
 from draftree.remote.address import RemoteAddress, is_remote
 from draftree.remote.link import Latency
