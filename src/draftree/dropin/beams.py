@@ -7,21 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    ForcedBOSTokenLogitsProcessor,
-    ForcedEOSTokenLogitsProcessor,
-    LogitsProcessorList,
-    MinLengthLogitsProcessor,
-    MinNewTokensLengthLogitsProcessor,
-    NoRepeatNGramLogitsProcessor,
-    PrefixConstrainedLogitsProcessor,
-    SequenceBiasLogitsProcessor,
-    StoppingCriteriaList,
-    SuppressTokensLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import LogitsProcessorList, PrefixConstrainedLogitsProcessor, StoppingCriteriaList
 from transformers.generation import GenerateBeamDecoderOnlyOutput, GenerateBeamEncoderDecoderOutput
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
@@ -35,40 +21,19 @@ from draftree.core.errors import ConfigurationError, GenerationError, InvalidReq
 from draftree.core.tensors import to_device
 from draftree.dropin.inputs import sources_of
 from draftree.dropin.refusals import WITHOUT, has_images, num_pads, refuse_inputs
-from draftree.dropin.steps import Callbacks, GeneratedNgramsProcessor
+from draftree.dropin.steps import ROW_WISE, SEEDS, Callbacks
 from draftree.loading.lending import borrowed, is_padding_counted
 from draftree.models.source import EncoderDecoder
 from draftree.models.torch.inspection import turning_length
 
 BeamOutput = GenerateBeamDecoderOnlyOutput | GenerateBeamEncoderDecoderOutput
 """Return values of `generate` with `return_dict_in_generate`."""
-_SEEDS = 2**63 - 1
-_BY_ROW = (
-    GeneratedNgramsProcessor,
-    ForcedBOSTokenLogitsProcessor,
-    ForcedEOSTokenLogitsProcessor,
-    MinLengthLogitsProcessor,
-    MinNewTokensLengthLogitsProcessor,
-    NoRepeatNGramLogitsProcessor,
-    SequenceBiasLogitsProcessor,
-    SuppressTokensLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
-"""Processors that treat each row by itself; others may count rows, and are shown those of all beams."""
 
 
-def refuse_beside_beams(config: Any, calls: Callbacks, given: Mapping[str, Any]) -> None:
-    """Raise where a setting has no effect on a beam search, or is not offered with one.
-
-    Args:
-        calls: what is called in every step.
-        given: arguments that concern drafts.
-    """
-    drafting = [name for name, value in given.items() if value is not None]
-    drafting += [name for name in ("prompt_lookup_num_tokens",) if getattr(config, name, None) is not None]
-    for name in drafting:
+def refuse_beside_beams(config: Any, calls: Callbacks, drafting: Mapping[str, Any]) -> None:
+    """Raise where a setting has no effect on a beam search, or is not offered with one."""
+    lookup = {"prompt_lookup_num_tokens": getattr(config, "prompt_lookup_num_tokens", None)}
+    if name := next((name for name, value in {**drafting, **lookup}.items() if value is not None), None):
         raise ConfigurationError(
             f"{name} was given with num_beams={config.num_beams}, but no drafter takes part in a beam search: leave "
             f"{name} out, or set num_beams=1"
@@ -84,27 +49,19 @@ def refuse_beside_beams(config: Any, calls: Callbacks, given: Mapping[str, Any])
 
 
 class CallHooks(Hooks):
-    """Logits processors and stopping criteria of a call, with rows as `generate` shows them.
+    """Logits processors and stopping criteria of a call; `rows` are its prompts with their padding, (prompts, length).
 
-    Args:
-        rows: prompts with their padding, shape (prompts, length).
-        calls: processors and criteria.
+    Processors that may count rows are shown those of all beams, as `generate` does; others those of one prompt.
     """
 
     def __init__(self, rows: Tensor, calls: Callbacks) -> None:
-        self._rows, self._calls = rows, calls
+        self._rows = rows
         known = (EosTokenCriteria, MaxLengthCriteria)
-        self._criteria = StoppingCriteriaList([one for one in calls.criteria if not isinstance(one, known)])
-        self._functions = [
-            one._prefix_allowed_tokens_fn
-            for one in calls.processors
-            if isinstance(one, PrefixConstrainedLogitsProcessor)
-        ]
-        self._processors = LogitsProcessorList(
-            [one for one in calls.processors if not isinstance(one, PrefixConstrainedLogitsProcessor)]
-        )
-
-        self._counts_rows = not all(isinstance(one, _BY_ROW) for one in self._processors)
+        self._criteria = StoppingCriteriaList([each for each in calls.criteria if not isinstance(each, known)])
+        kinds = [(each, isinstance(each, PrefixConstrainedLogitsProcessor)) for each in calls.processors]
+        self._functions = [each._prefix_allowed_tokens_fn for each, is_prefix in kinds if is_prefix]
+        self._processors = LogitsProcessorList([each for each, is_prefix in kinds if not is_prefix])
+        self._counts_rows = not all(type(each) in ROW_WISE for each in self._processors)
 
     def _processed_among_all(self, text: SequenceSearch, shown: Tensor, logprobs: Tensor) -> Tensor:
         """Call the processors with rows for all beams of all prompts; the first own row stands for the others."""
@@ -113,13 +70,13 @@ class CallHooks(Hooks):
         all_shown = shown[:1].repeat(width * len(self._rows), 1)
         all_logprobs = logprobs[:1].repeat(len(all_shown), 1)
         all_shown[first : first + count], all_logprobs[first : first + count] = shown, logprobs
-        found: Tensor = self._processors(all_shown, all_logprobs)  # type: ignore[arg-type]
-        return found[first : first + count]
+        processed: Tensor = self._processors(all_shown, all_logprobs)  # type: ignore[arg-type]
+        return processed[first : first + count]
 
     def _shown(self, text: SequenceSearch, generated: Sequence[tuple[int, ...]]) -> Tensor:
         row = self._rows[text.index]
-        own = to_device(generated, row.device).reshape(len(generated), -1)
-        return torch.cat((row.expand(len(generated), -1), own), dim=1)
+        tokens = to_device(generated, row.device).reshape(len(generated), -1)
+        return torch.cat((row.expand(len(generated), -1), tokens), dim=1)
 
     def process(self, text: SequenceSearch, logprobs: Tensor) -> Tensor:
         """Call the processors; a function of allowed tokens gets the index of the prompt."""
@@ -138,22 +95,16 @@ class CallHooks(Hooks):
     def ends(self, text: SequenceSearch, candidates: Sequence[Candidate]) -> Sequence[bool]:
         if not self._criteria:
             return [False] * len(candidates)
-        shown = self._shown(text, [(*one.parent.tokens, one.token) for one in candidates])
-        found: list[bool] = self._criteria(shown, None).tolist()
-        return found
+        shown = self._shown(text, [(*candidate.parent.tokens, candidate.token) for candidate in candidates])
+        ends: list[bool] = self._criteria(shown, None).tolist()
+        return ends
 
 
 @torch.no_grad()
 def search(
     model: Any, input_ids: Tensor, config: Any, calls: Callbacks, inputs: Mapping[str, Any], *, max_length: int
 ) -> Tensor | BeamOutput:
-    """Return what `generate` returns for `num_beams` > 1.
-
-    Args:
-        input_ids: shape (prompts times beams, length), each prompt repeated.
-        calls: processors and criteria.
-        max_length: tokens of a row at most.
-    """
+    """Return what `generate` returns for `num_beams` > 1; `input_ids` has each prompt repeated for its beams."""
     width = int(config.num_beams)
     rows, mask = input_ids[::width], inputs.get("attention_mask")
     if has_images(inputs):
@@ -163,8 +114,8 @@ def search(
         ends = [] if config._eos_token_tensor is None else config._eos_token_tensor.tolist()
         if isinstance(target.model, EncoderDecoder):
             sources = sources_of(model, input_ids, inputs, **limits)[::width]
-            lengths = [one.hidden.shape[1] for one in sources]
-            prompts = [BeamPrompt(*one) for one in zip(rows.tolist(), sources, lengths, strict=True)]
+            lengths = [source.hidden.shape[1] for source in sources]
+            prompts = [BeamPrompt(*parts) for parts in zip(rows.tolist(), sources, lengths, strict=True)]
         else:
             refuse_inputs(input_ids, inputs, **limits)
             pads = num_pads(rows, None if mask is None else mask[::width])
@@ -187,7 +138,6 @@ def _refuse_positions(model: Any, pads: Sequence[int], max_length: int, width: i
 
 
 def _params(config: Any, max_new_tokens: int) -> BeamSearchParams:
-    seed = int(torch.randint(_SEEDS, ())) if config.do_sample else 0
     return BeamSearchParams(
         beam_width=config.num_beams,
         num_return_sequences=config.num_return_sequences or 1,
@@ -195,7 +145,7 @@ def _params(config: Any, max_new_tokens: int) -> BeamSearchParams:
         length_penalty=float(1.0 if config.length_penalty is None else config.length_penalty),
         early_stopping=config.early_stopping or False,
         sampling="beam" if config.do_sample else "none",
-        seed=seed,
+        seed=int(torch.randint(SEEDS, ())) if config.do_sample else 0,
     )
 
 
@@ -209,22 +159,22 @@ def _output(
                 f"prompt {index} has {len(result.hypotheses)} texts, and num_return_sequences={wanted} were asked for: "
                 "ask for fewer"
             )
-    found = [(index, one) for index, result in enumerate(results) for one in result.hypotheses]
-    longest = max(len(one.tokens) for _, one in found)
+    texts = [(index, text) for index, result in enumerate(results) for text in result.hypotheses]
+    longest = max(len(text.tokens) for _, text in texts)
     pad = None if config._pad_token_tensor is None else int(config._pad_token_tensor)
     fill = (pad or ends[0]) if ends else -1  # as in generate, where a pad id of 0 counts as none
-    texts = [[*one.tokens, *[fill] * (longest - len(one.tokens))] for _, one in found]
-    sequences = torch.cat((rows.repeat_interleave(wanted, dim=0), to_device(texts, rows.device)), dim=1)
+    written = [[*text.tokens, *[fill] * (longest - len(text.tokens))] for _, text in texts]
+    sequences = torch.cat((rows.repeat_interleave(wanted, dim=0), to_device(written, rows.device)), dim=1)
     if not config.return_dict_in_generate:
         return sequences
     width = int(config.num_beams)
     ranks = [
-        [*(index * width + rank for rank in one.beam_indices), *[-1] * (longest - len(one.tokens))]
-        for index, one in found
+        [*(index * width + rank for rank in text.beam_indices), *[-1] * (longest - len(text.tokens))]
+        for index, text in texts
     ]
     kind = GenerateBeamEncoderDecoderOutput if has_encoder else GenerateBeamDecoderOnlyOutput
     return kind(
         sequences=sequences,  # type: ignore[arg-type]
-        sequences_scores=to_device([one.score for _, one in found], rows.device, dtype=torch.float32),
+        sequences_scores=to_device([text.score for _, text in texts], rows.device, dtype=torch.float32),
         beam_indices=to_device(ranks, rows.device, dtype=torch.int32),  # type: ignore[arg-type]
     )

@@ -22,7 +22,6 @@ from draftree.dropin.inputs import (
     Drafting,
     choose_drafting,
     draft_controls,
-    openers,
     read_prompts,
     refuse_models,
     sources_of,
@@ -38,7 +37,7 @@ from draftree.dropin.refusals import (
     refuse_sync,
     refuse_unbound,
 )
-from draftree.dropin.steps import Callbacks, Row, Steps, StepwiseVerifier, callbacks_of, pad_id_of, scoped
+from draftree.dropin.steps import SEEDS, Callbacks, Row, Steps, StepwiseVerifier, callbacks_of, pad_id_of, scoped
 from draftree.engine.engine import Engine
 from draftree.engine.parts import EngineParts
 from draftree.engine.sequence import WritingSequence
@@ -71,22 +70,7 @@ class DraftreeEncoderDecoderOutput(GenerateEncoderDecoderOutput):
     stats: tuple[CompletionStats, ...] | None = None
 
 
-def output_of(
-    steps: Steps, rows: Sequence[Row], calls: Callbacks, *, has_encoder: bool
-) -> DraftreeOutput | DraftreeEncoderDecoderOutput:
-    """Return the result of a call."""
-    kind = DraftreeEncoderDecoderOutput if has_encoder else DraftreeOutput
-    return kind(
-        sequences=steps.sequences,  # type: ignore[arg-type]
-        scores=tuple(steps.scores) if calls.keeps_scores else None,  # type: ignore[arg-type]
-        logits=tuple(steps.logits) if calls.keeps_logits else None,  # type: ignore[arg-type]
-        stats=tuple(stats_of(row.sequence) for row in rows),
-    )
-
-
 logger = logging.getLogger(__name__)
-
-_SEEDS = 2**63 - 1
 
 
 @torch.no_grad()
@@ -147,7 +131,14 @@ def generate(
         >>> model.generate(**inputs, custom_generate=printed)  # doctest: +SKIP
     """
     refuse_unbound(model)
-    _refuse(model, generation_config, synced_gpus=synced_gpus, token_healing=token_healing)
+    refuse_model(model)
+    refuse_sync(model, asked=synced_gpus)
+    if token_healing:
+        raise ConfigurationError(
+            "token_healing=True cannot be honoured, since transformers does not pass the tokenizer: leave it out and "
+            "give the prompts that model.heal_tokens(input_ids, tokenizer) returns"
+        )
+    refuse_config(generation_config, without_cache=getattr(model.generation_config, "use_cache", None) is False)
     refuse_lookbehind(generation_config, "the call")
     if assistant_model is not None:
         refuse_lookbehind(assistant_model.generation_config, "assistant_model.generation_config")
@@ -155,11 +146,9 @@ def generate(
     logits_processor = scoped(logits_processor, ngram_scope, input_ids.shape[1])
     calls = callbacks_of(generation_config, logits_processor, stopping_criteria, streamer)
     max_length = stopping_criteria.max_length or generation_config.max_length
-    num_beams = generation_config.num_beams or 1
-    if num_beams > 1:
-        beams.refuse_beside_beams(
-            generation_config, calls, {"draft": draft, "plan": plan, "assistant_model": assistant_model}
-        )
+    if (generation_config.num_beams or 1) > 1:
+        drafted = {"draft": draft, "plan": plan, "assistant_model": assistant_model}
+        beams.refuse_beside_beams(generation_config, calls, drafted)
         return beams.search(model, input_ids, generation_config, calls, model_kwargs, max_length=max_length)
     drafting = choose_drafting(draft, plan, assistant_model, generation_config)
     if model.config.is_encoder_decoder:
@@ -186,17 +175,21 @@ def generate(
             opened = read_prompts(target.model, input_ids, model_kwargs, kind=target.name)
         steps = Steps(input_ids, max_length=max_length, pad_id=pad_id_of(generation_config, calls), callbacks=calls)
         rows = _rows(input_ids, pads, max_length, generation_config, target.model.vocab_size, ngram_scope, sources)
-        for row, opens in zip(rows, openers(opened, len(rows)), strict=True):
+        for row, opens in zip(rows, opened or (), strict=False):
             row.sequence.opens = opens
         parts = _parts(drafting, target, _tokenizer(tokenizer), assistant)
         _start_stream(streamer, input_ids)
         _write(parts, steps, rows)
     if streamer is not None:
         streamer.end()
-    return (
-        output_of(steps, rows, calls, has_encoder=sources is not None)
-        if generation_config.return_dict_in_generate
-        else steps.sequences
+    if not generation_config.return_dict_in_generate:
+        return steps.sequences
+    kind = DraftreeOutput if sources is None else DraftreeEncoderDecoderOutput
+    return kind(
+        sequences=steps.sequences,  # type: ignore[arg-type]
+        scores=tuple(steps.scores) if calls.keeps_scores else None,  # type: ignore[arg-type]
+        logits=tuple(steps.logits) if calls.keeps_logits else None,  # type: ignore[arg-type]
+        stats=tuple(stats_of(row.sequence) for row in rows),
     )
 
 
@@ -228,17 +221,6 @@ def _with_stop_strings(criteria: Any, stop_strings: str | list[str] | None, toke
     if tokenizer is None:
         raise MissingTokenizerError(f"stop_strings need the tokenizer: {how_to_bind('tokenizer')}")
     return StoppingCriteriaList([*criteria, StopStringCriteria(stop_strings=stop_strings, tokenizer=tokenizer)])
-
-
-def _refuse(model: Any, config: Any, *, synced_gpus: bool, token_healing: bool) -> None:
-    refuse_model(model)
-    refuse_sync(model, asked=synced_gpus)
-    if token_healing:
-        raise ConfigurationError(
-            "token_healing=True cannot be honoured, since transformers does not pass the tokenizer: leave it out and "
-            "give the prompts that model.heal_tokens(input_ids, tokenizer) returns"
-        )
-    refuse_config(config, without_cache=getattr(model.generation_config, "use_cache", None) is False)
 
 
 @contextmanager
@@ -273,16 +255,16 @@ def _rows(
     seeds = [0] * len(pads)
     if config.do_sample:
         # from torch's generator: torch.manual_seed makes the text reproducible, as it does for generate
-        seeds = torch.randint(_SEEDS, (len(pads),)).tolist()
+        seeds = torch.randint(SEEDS, (len(pads),)).tolist()
     rows = []
     for place, (ids, skipped, seed) in enumerate(zip(input_ids.tolist(), pads, seeds, strict=True)):
         # the target's logits are left as they are: `Steps` turns them into scores
-        own = Controls(plain, Noise(seed), 0.0, processors=(), filters=(), stop_ids=frozenset())
+        controls = Controls(plain, Noise(seed), 0.0, processors=(), filters=(), stop_ids=frozenset())
         sequence = WritingSequence(
             "generate",
             place,
             ids[skipped:],
-            controls=own,
+            controls=controls,
             limit=max_length - skipped,
             detokenizer=None,
             draft_controls=draft_controls(config, vocab_size=vocab_size, seed=seed, ngram_scope=ngram_scope),

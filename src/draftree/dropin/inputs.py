@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -50,16 +50,10 @@ class Drafting:
 
 
 def choose_drafting(draft: str | None, plan: str | None, assistant: Any, config: Any) -> Drafting:
-    """Return the specs for `draft`, `assistant_model` or `prompt_lookup_num_tokens`; prompt lookup if all are None.
-
-    Args:
-        draft: a drafter's spec, or None.
-        plan: a planner's spec, or None.
-        assistant: a loaded model, or None.
-    """
+    """Return the specs for `draft`, `assistant_model` or `prompt_lookup_num_tokens`; prompt lookup if all are None."""
     lookup = config.prompt_lookup_num_tokens
-    given = {"draft": draft, "assistant_model": assistant, "prompt_lookup_num_tokens": lookup}
-    names = [name for name, value in given.items() if value is not None]
+    choices = {"draft": draft, "assistant_model": assistant, "prompt_lookup_num_tokens": lookup}
+    names = [name for name, value in choices.items() if value is not None]
     if len(names) > 1:
         raise ConfigurationError(f"{' and '.join(names)} were given, and each selects a drafter: keep one of them")
     if assistant is not None:
@@ -70,19 +64,19 @@ def choose_drafting(draft: str | None, plan: str | None, assistant: Any, config:
     return Drafting(DEFAULT_DRAFT if draft is None else draft, plan)
 
 
-def _with_assistant(plan: str | None, own: Any, config: Any) -> Drafting:
+def _with_assistant(plan: str | None, settings: Any, config: Any) -> Drafting:
     """The assistant's own settings come first, as in transformers; then those of the call."""
 
     def setting(name: str, default: Any) -> Any:
-        found = getattr(own, name, None)
-        found = getattr(config, name, None) if found is None else found
-        return default if found is None else found
+        values = (getattr(source, name, None) for source in (settings, config))
+        return next((value for value in values if value is not None), default)
 
     count = int(setting("num_assistant_tokens", 20))
     schedule = setting("num_assistant_tokens_schedule", "constant")
     confidence = setting("assistant_confidence_threshold", 0.4)
+    draft = f"model:{ASSISTANT},k={count}"
     if plan is not None:
-        return Drafting(f"model:{ASSISTANT},k={count}", plan)
+        return Drafting(draft, plan)
     if schedule in ("heuristic", "heuristic_transient"):
         return Drafting(f"model:{ASSISTANT},k={max(count, LONGEST)}", f"heuristic,start={count}")
     if schedule != "constant":
@@ -90,7 +84,7 @@ def _with_assistant(plan: str | None, own: Any, config: Any) -> Drafting:
             f"num_assistant_tokens_schedule={schedule!r} is not known: use constant, heuristic or "
             "heuristic_transient, or say how by plan="
         )
-    return Drafting(f"model:{ASSISTANT},k={count}", f"threshold:{confidence}" if confidence else "fixed")
+    return Drafting(draft, f"threshold:{confidence}" if confidence else "fixed")
 
 
 def draft_controls(config: Any, *, vocab_size: int, seed: int, ngram_scope: str = "all") -> Controls:
@@ -98,20 +92,21 @@ def draft_controls(config: Any, *, vocab_size: int, seed: int, ngram_scope: str 
 
     They decide how often it is right and nothing else: what is written follows the processors of `generate`.
     """
-    if not config.do_sample:
-        wanted: dict[str, Any] = {"temperature": 0.0}
-    else:
+    wanted: dict[str, Any] = {"temperature": 0.0}
+    if config.do_sample:
         wanted = {
             "temperature": 1.0 if config.temperature is None else config.temperature,
             "top_k": config.top_k or 0,
             "top_p": 1.0 if config.top_p is None else config.top_p,
             "min_p": config.min_p or 0.0,
         }
-    wanted["repetition_penalty"] = config.repetition_penalty or 1.0
-    wanted["no_repeat_ngram_size"] = config.no_repeat_ngram_size or 0
-    wanted["ngram_scope"] = ngram_scope
     try:
-        params = SamplingParams(**wanted)
+        params = SamplingParams(
+            **wanted,
+            repetition_penalty=config.repetition_penalty or 1.0,
+            no_repeat_ngram_size=config.no_repeat_ngram_size or 0,
+            ngram_scope=ngram_scope,
+        )
     except InvalidRequestError:  # a range of ours is narrower: the drafter does without
         params = SamplingParams(temperature=float(bool(config.do_sample)))
     controls = build_controls(params, vocab_size=vocab_size, seed=seed)
@@ -135,19 +130,16 @@ NOT_READ = frozenset({"attention_mask", "use_cache", "logits_to_keep", *CACHE_NA
 def read_prompts(
     target: LanguageModel, input_ids: Tensor, inputs: Mapping[str, Any], *, kind: str
 ) -> list[Callable[[], Slot]]:
-    """Read all prompts by the model's own forward.
-
-    Args:
-        input_ids: shape (batch, length).
-
-    Returns:
-        For each row what opens a slot with all but the last token of its prompt.
-    """
+    """Read all prompts by the model's own forward; return for each row what opens a slot without its last token."""
     assert isinstance(target, (HFModel, CachedModel)), "a borrowed model is one of transformers"
-    _refuse_image_at_end(target, input_ids)
-    given = {name: value for name, value in inputs.items() if name not in NOT_READ and value is not None}
+    image = getattr(target.model.config, "image_token_id", None)
+    if image is not None and bool((input_ids[:, -1] == image).any()):
+        raise InvalidRequestError(
+            f"the prompt ends with the image token {image}: Draftree reads a last token of text; add one, or {WITHOUT}"
+        )
+    others = {name: value for name, value in inputs.items() if name not in NOT_READ and value is not None}
     try:
-        prompts = target.read(input_ids, inputs.get("attention_mask"), given)
+        prompts = target.read(input_ids, inputs.get("attention_mask"), others)
         errors = [_error(target, ids, prompt) for ids, prompt in zip(input_ids[:, -1].tolist(), prompts, strict=True)]
     except UnsupportedModelError:
         raise
@@ -163,15 +155,6 @@ def read_prompts(
     return [partial(target.adopt, prompt) for prompt in prompts]
 
 
-def _refuse_image_at_end(target: HFModel | CachedModel, input_ids: Tensor) -> None:
-    config = target.model.config
-    image = getattr(config, "image_token_id", None)
-    if image is not None and bool((input_ids[:, -1] == image).any()):
-        raise InvalidRequestError(
-            f"the prompt ends with the image token {image}: Draftree reads a last token of text; add one, or {WITHOUT}"
-        )
-
-
 @torch.inference_mode()
 def _error(target: HFModel | CachedModel, last: int, prompt: ReadPrompt) -> float:
     """Difference of the last token's logits, read from a slot, from the model's own, as a share of their spread."""
@@ -183,32 +166,11 @@ def _error(target: HFModel | CachedModel, last: int, prompt: ReadPrompt) -> floa
     return float("inf") if error != error else error
 
 
-def openers(opened: Sequence[Callable[[], Slot]] | None, count: int) -> Sequence[Callable[[], Slot] | None]:
-    """One for each row; None where rows are read as usual."""
-    return [None] * count if opened is None else opened
-
-
-_KNOWN = frozenset(
-    {
-        "attention_mask",
-        "cache_position",
-        "decoder_attention_mask",
-        "encoder_outputs",
-        "logits_to_keep",
-        "use_cache",
-        *CACHE_NAMES,
-    }
-)
+_KNOWN = frozenset({*NOT_READ, "cache_position", "decoder_attention_mask", "encoder_outputs"})
 
 
 def sources_of(model: Any, input_ids: Tensor, inputs: Mapping[str, Any], *, max_length: int, context: int) -> list[Any]:
-    """Return the source of each row.
-
-    Args:
-        input_ids: the decoder's prompts, shape (batch, length).
-        max_length: tokens of a row at most.
-        context: positions that the decoder knows.
-    """
+    """Return the source of each row; `input_ids` are the decoder's prompts, `context` the positions that it knows."""
     strange = sorted(name for name, value in inputs.items() if name not in _KNOWN and value is not None)
     if strange:
         raise InvalidRequestError(

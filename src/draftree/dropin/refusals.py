@@ -87,18 +87,17 @@ def refuse_sync(model: Any, *, asked: bool) -> None:
 
 def refuse_model(model: Any) -> None:
     """Raise where the model is in a state in which its text cannot be the one that generate writes."""
-    kind = type(model).__name__
     if model.training:
         raise ConfigurationError(
-            f"{kind} is in training mode, where dropout makes every pass another one: call model.eval() first"
+            f"{type(model).__name__} is in training mode, where dropout makes every pass another one: call "
+            "model.eval() first"
         )
 
 
 def refuse_config(config: Any, *, without_cache: bool = False) -> None:
     """Raise if the generation config has a setting that Draftree does not support.
 
-    Args:
-        without_cache: whether the model's own settings say `use_cache=False`, as those of MPT do; the text is the same.
+    `without_cache`: the model's own settings say `use_cache=False`, as those of MPT do; the text is the same.
     """
     mode = str(config.get_generation_mode().value)
     if mode not in ("greedy_search", "sample", "assisted_generation", "beam_search", "beam_sample"):
@@ -137,10 +136,7 @@ def refuse_lookbehind(config: Any, where: str) -> None:
 def refuse_inputs(input_ids: Tensor, inputs: Mapping[str, Any], *, max_length: int, context: int) -> None:
     """Raise where inputs are more than token ids with left padding, or do not fit the model's context.
 
-    Args:
-        input_ids: shape (batch, length).
-        max_length: tokens of a row at most, padding, prompt and output.
-        context: positions that the model knows.
+    `max_length` counts padding, prompt and output of a row; `context` are the positions that the model knows.
     """
     _refuse_strange(inputs)
     refuse_cache(inputs)
@@ -220,13 +216,9 @@ def _refuse_positions(positions: Tensor | None, pads: list[int], input_ids: Tens
     length = input_ids.shape[1]
     plain = torch.arange(length, device=positions.device)
     if positions.dim() in (2, 3) and positions.shape[-1] == length:
-        kinds = positions.expand(-1, len(pads), -1) if positions.dim() == 3 else positions.expand(1, len(pads), -1)
-        rows = [
-            (row[skipped:], plain[: length - skipped])
-            for kind in kinds
-            for row, skipped in zip(kind, pads, strict=True)
-        ]
-        if all(torch.equal(given, counted) for given, counted in rows):
+        kinds = positions.expand(-1 if positions.dim() == 3 else 1, len(pads), -1)
+        rows = ((row[skipped:], skipped) for kind in kinds for row, skipped in zip(kind, pads, strict=True))
+        if all(torch.equal(row, plain[: length - skipped]) for row, skipped in rows):
             return
     raise InvalidRequestError(
         f"position_ids cannot be honoured: Draftree counts each row's tokens from 0 after its padding; leave them "

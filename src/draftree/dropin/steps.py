@@ -30,18 +30,14 @@ from draftree.sampling.logits_processors import ban_repeated_ngrams
 from draftree.sampling.params import NGRAM_SCOPES
 from draftree.verifiers.base import RandomSource, Verifier
 
+SEEDS = 2**63 - 1
+
 
 class GeneratedNgramsProcessor(LogitsProcessor):
-    """Bans tokens that would repeat an n-gram of the generated tokens.
-
-    Args:
-        size: tokens of an n-gram, at least 1.
-        prompt_length: columns of the ids before the generated tokens.
-    """
+    """Bans tokens that would repeat an n-gram of `size` tokens after the first `prompt_length` columns of the ids."""
 
     def __init__(self, size: int, prompt_length: int) -> None:
-        self.size = size
-        self.prompt_length = prompt_length
+        self.size, self.prompt_length = size, prompt_length
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Return scores of shape (rows, vocab) with -inf at the banned tokens."""
@@ -49,23 +45,20 @@ class GeneratedNgramsProcessor(LogitsProcessor):
 
 
 def scoped(processors: Any, scope: str, prompt_length: int) -> Any:
-    """Return the processors of a call with the n-gram blocking of a scope.
-
-    Args:
-        prompt_length: columns of the prompts, padding included.
-    """
+    """Return the processors of a call with the n-gram blocking of a scope; `prompt_length` includes padding."""
     if scope not in NGRAM_SCOPES:
         raise ConfigurationError(f"ngram_scope={scope!r} is unknown: give 'all' or 'generated'")
     if scope == "all":
         return processors
-    found = [type(processor) is NoRepeatNGramLogitsProcessor for processor in processors]
-    if not any(found):
+    if not any(type(processor) is NoRepeatNGramLogitsProcessor for processor in processors):
         raise ConfigurationError(
             f"ngram_scope={scope!r} needs no_repeat_ngram_size of at least 1: give both or neither"
         )
     return LogitsProcessorList(
-        GeneratedNgramsProcessor(processor.ngram_size, prompt_length) if is_blocking else processor
-        for processor, is_blocking in zip(processors, found, strict=True)
+        GeneratedNgramsProcessor(processor.ngram_size, prompt_length)
+        if type(processor) is NoRepeatNGramLogitsProcessor
+        else processor
+        for processor in processors
     )
 
 
@@ -108,19 +101,12 @@ BY_PLACE = frozenset(
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """One row of the batch. Mutated by the walk.
-
-    Attributes:
-        place: which row.
-        num_pads: tokens of padding before the prompt.
-        sequence: what is written, without the padding.
-        noise: None where the likeliest token is taken.
-    """
+    """One row of the batch. Mutated by the walk."""
 
     place: int
-    num_pads: int
-    sequence: WritingSequence
-    noise: Noise | None
+    num_pads: int  # tokens of padding before the prompt
+    sequence: WritingSequence  # without the padding
+    noise: Noise | None  # None where the likeliest token is taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +143,7 @@ def pad_id_of(config: Any, calls: Callbacks) -> int | None:
 class Steps:
     """Tokens, scores and logits of all steps. Mutated by `take`.
 
-    Args:
-        input_ids: shape (batch, length).
-        pad_id: stands after rows that are finished; None: such rows are written on.
+    `input_ids` has the shape (batch, length). `pad_id` stands after finished rows; without one they are written on.
     """
 
     def __init__(self, input_ids: Tensor, *, max_length: int, pad_id: int | None, callbacks: Callbacks) -> None:
@@ -185,15 +169,9 @@ class Steps:
         return self._ids[:, : self._length].clone()
 
     def take(self, rows: Sequence[Row], length: int, logits: Tensor) -> tuple[list[int], list[bool]]:
-        """Choose the next token of rows that are equally long.
+        """Choose the next token of rows of this length, padding included; return the tokens, and which rows end there.
 
-        Args:
-            rows: some rows; where rows are in step, all that are not finished.
-            length: tokens before it, padding included.
-            logits: the model's, shape (rows, vocab).
-
-        Returns:
-            For each row its token, and whether it ends there.
+        Where rows are in step, these are all that are not finished. `logits` are the model's, shape (rows, vocab).
         """
         scores = self._processed(rows, length, logits)
         picks = self._picks(rows, length, scores)
@@ -215,30 +193,26 @@ class Steps:
 
     def _seen(self, rows: Sequence[Row], *, whole: bool) -> list[int]:
         """Return the rows of the batch for a call; the first wanted row replaces rows that are not wanted."""
-        asked = {row.place for row in rows}
+        wanted = [row.place for row in rows]
         if not whole:
-            return [row.place for row in rows]
-        return [place if place in asked or self.in_step else rows[0].place for place in range(self._batch)]
+            return wanted
+        return [place if place in wanted or self.in_step else wanted[0] for place in range(self._batch)]
 
     def _processed(self, rows: Sequence[Row], length: int, logits: Tensor) -> Tensor:
         # float32, as generate does; a copy outside of inference mode, for processors that write in place
-        raw = logits.to(dtype=torch.float32, device=self._ids.device, copy=True)
+        scores = raw = logits.to(dtype=torch.float32, device=self._ids.device, copy=True)
         if self._calls.keeps_logits:
             self._keep(self.logits, rows, length, raw)
-        if not len(self._calls.processors):
-            return self._kept_scores(rows, length, raw)
-        whole = self.in_step or self._by_place
-        ids = self._ids[self._seen(rows, whole=whole), :length]
-        if whole:
-            own = {row.place: index for index, row in enumerate(rows)}
-            filler = torch.zeros_like(raw[:1]) if self.in_step else raw[:1]
-            parts = [raw[own[place], None] if place in own else filler for place in range(self._batch)]
-            scores = self._calls.processors(ids, torch.cat(parts))[self._places(rows)]
-        else:
-            scores = self._calls.processors(ids, raw)
-        return self._kept_scores(rows, length, scores)
-
-    def _kept_scores(self, rows: Sequence[Row], length: int, scores: Tensor) -> Tensor:
+        if len(self._calls.processors):
+            whole = self.in_step or self._by_place
+            ids = self._ids[self._seen(rows, whole=whole), :length]
+            if whole:
+                index = {row.place: number for number, row in enumerate(rows)}
+                filler = torch.zeros_like(raw[:1]) if self.in_step else raw[:1]
+                parts = [raw[index[place], None] if place in index else filler for place in range(self._batch)]
+                scores = self._calls.processors(ids, torch.cat(parts))[self._places(rows)]
+            else:
+                scores = self._calls.processors(ids, raw)
         if self._calls.keeps_scores:
             self._keep(self.scores, rows, length, scores)
         return scores
@@ -279,6 +253,10 @@ class Steps:
 # at a node only once the walk stands there, since the user's code must not be asked about texts that are never written.
 
 
+UNDECIDED = -1
+"""The bonus token of a walk that goes on."""
+
+
 @dataclass(slots=True, eq=False)
 class _Walk:
     """Where the walk down one tree stands: at a node and its twins, which stand for the same text."""
@@ -288,7 +266,7 @@ class _Walk:
     distributions: NodeDistributions
     nodes: list[int] = field(default_factory=lambda: [ROOT])
     depth: int = 0
-    bonus: int | None = None
+    bonus: int = UNDECIDED
 
     @property
     def length(self) -> int:
@@ -319,13 +297,12 @@ class StepwiseVerifier(Verifier):
         self, trees: Sequence[TokenTree], distributions: Sequence[NodeDistributions], chances: Sequence[RandomSource]
     ) -> list[Verdict]:
         """All trees, the shortest texts first; side by side where rows are in step."""
-        walks = [
-            _Walk(self._rows[id(own.source.history)], tree, own) for tree, own in zip(trees, distributions, strict=True)
-        ]
-        while walking := [walk for walk in walks if walk.bonus is None]:
+        pairs = zip(trees, distributions, strict=True)
+        walks = [_Walk(self._rows[id(each.source.history)], tree, each) for tree, each in pairs]
+        while walking := [walk for walk in walks if walk.bonus == UNDECIDED]:
             length = min(walk.length for walk in walking)
             self._step([walk for walk in walking if walk.length == length], length)
-        return [Verdict(tuple(walk.tree.path(walk.nodes[0])), _bonus(walk)) for walk in walks]
+        return [Verdict(tuple(walk.tree.path(walk.nodes[0])), walk.bonus) for walk in walks]
 
     def _step(self, walks: Sequence[_Walk], length: int) -> None:
         logits = torch.stack([walk.distributions.raw[walk.nodes[0] + 1] for walk in walks])
@@ -341,8 +318,3 @@ class StepwiseVerifier(Verifier):
                 walk.bonus = pick
             else:
                 walk.nodes, walk.depth = below, walk.depth + 1
-
-
-def _bonus(walk: _Walk) -> int:
-    assert walk.bonus is not None, "a walk goes on until it ends"
-    return walk.bonus

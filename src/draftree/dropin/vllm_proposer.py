@@ -47,8 +47,7 @@ class _Text:
     unseen: int = 0
 
     def continues_in(self, tokens: np.ndarray) -> bool:
-        own = self.history.tokens
-        return len(own) <= len(tokens) and bool(np.array_equal(own, tokens[: len(own)]))
+        return bool(np.array_equal(self.history.tokens, tokens[: len(self.history)]))
 
 
 class Proposer:
@@ -101,12 +100,11 @@ class Proposer:
                 texts[row] = self._text_of(row, tokens, len(sampled), known)
         self._keep_unseen(known)
         self._texts = texts
-        rows = list(texts)
-        budgets = [self._budget(texts[row]) for row in rows]
-        trees = self._drafter.draft([texts[row].state for row in rows], budgets)
+        budgets = [self._budget(text) for text in texts.values()]
+        trees = self._drafter.draft([text.state for text in texts.values()], budgets)
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
-        for row, tree in zip(rows, trees, strict=True):
-            texts[row].tree = tree
+        for (row, text), tree in zip(texts.items(), trees, strict=True):
+            text.tree = tree
             drafts[row] = best_path(tree, self._depth)
         return drafts
 
@@ -116,15 +114,15 @@ class Proposer:
 
     def _text_of(self, row: int, tokens: np.ndarray, num_new: int, known: list[_Text]) -> _Text:
         """Return the text of a row with all of its tokens, and take it from the known ones."""
-        own = self._texts.get(row)
-        candidates = [*([own] if own is not None and own in known else []), *known]
-        text = next((one for one in candidates if one.continues_in(tokens)), None)
+        last = self._texts.get(row)
+        candidates = [last, *known] if last is not None and last in known else known
+        text = next((candidate for candidate in candidates if candidate.continues_in(tokens)), None)
         if text is None:
             history = History(tokens[: max(1, len(tokens) - num_new)].tolist())
             controls = build_controls(SamplingParams(temperature=0.0), vocab_size=self._vocab_size, seed=0)
             text = _Text(history, self._drafter.open(SequenceView(history, controls)))
         else:
-            known[:] = [one for one in known if one is not text]
+            known[:] = [other for other in known if other is not text]
         text.unseen = 0
         written = tokens[len(text.history) :].tolist()
         if written:
@@ -164,21 +162,16 @@ def best_path(tree: TokenTree, depth: int) -> list[int]:
     if not tree.scores:
         last = max(range(len(tree)), key=lambda node: depths(tree.parents)[node], default=-1)
         return [tree.tokens[node] for node in tree.path(last)][:depth]
-    children, found, node = tree.children(), list[int](), -1
-    while children[node + 1] and len(found) < depth:
+    children, tokens, node = tree.children(), list[int](), -1
+    while children[node + 1] and len(tokens) < depth:
         node = max(children[node + 1], key=lambda child: (tree.scores[child], -child))
-        found.append(tree.tokens[node])
-    return found
+        tokens.append(tree.tokens[node])
+    return tokens
 
 
 @final
 class _Vocabulary(LanguageModel):
-    """The vocabulary of vLLM's model, which runs elsewhere.
-
-    Args:
-        vocab_size: number of tokens.
-        max_length: longest text.
-    """
+    """The vocabulary of vLLM's model, which runs elsewhere."""
 
     def __init__(self, vocab_size: int, max_length: int) -> None:
         self.vocab_size, self.max_length, self.supports_trees = vocab_size, max_length, True
