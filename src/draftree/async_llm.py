@@ -13,7 +13,6 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar, Unpack, final
 
 import torch
@@ -121,9 +120,7 @@ class Submission:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.aclose()
 
 
@@ -292,24 +289,24 @@ class AsyncLLM:
             QueueFullError: the queue is full, and `wait` is False.
             EngineClosedError: the engine was closed, or failed.
         """
-        requests = self._llm.requests
-        prompts = self._llm.prompts
-        asked = RequestOptions.of(params, **options)
-        most = requests.longest_prompt(asked)
+        requests, prompts = self._llm.requests, self._llm.prompts
+        request_options = RequestOptions.of(params, **options)
+        most = requests.longest_prompt(request_options)
         if not isinstance(prompt, FeatureSource) and is_long(prompt):
-            prompt = await self._prompts.encode(prompt, source_lang=asked.source_lang, most=most)
-            asked = replace(asked, source_lang=None)  # the prompt is token ids now
+            prompt = await self._prompts.encode(prompt, source_lang=request_options.source_lang, most=most)
+            request_options = replace(request_options, source_lang=None)  # the prompt is token ids now
 
         def make() -> list[WritingSequence]:
-            started = prompts.with_start(asked)
+            started = prompts.with_start(request_options)
             if isinstance(prompt, FeatureSource):
                 return requests.sequences(prompt, started)
-            return requests.sequences(prompts.encode(prompt, source_lang=asked.source_lang, most=most), started)
+            ids = prompts.encode(prompt, source_lang=request_options.source_lang, most=most)
+            return requests.sequences(ids, started)
 
         loop = asyncio.get_running_loop()
-        if not requests.has_grammar(asked):
+        if not requests.has_grammar(request_options):
             # on separate threads: a grammar may take long to compile
-            await loop.run_in_executor(self._compiling, requests.compile_grammar, asked)
+            await loop.run_in_executor(self._compiling, requests.compile_grammar, request_options)
         # long prompts take long to encode: the event loop stays free
         request = RequestHandle(await asyncio.to_thread(make), loop)
         try:
@@ -413,8 +410,7 @@ class AsyncLLM:
         updates = self.stream_updates(prompt, request, wait=wait)
         try:
             async for update in updates:
-                text = "".join(piece.text for piece in update.pieces)
-                if text:
+                if text := "".join(piece.text for piece in update.pieces):
                     yield text
         finally:
             await updates.aclose()
@@ -572,7 +568,5 @@ class AsyncLLM:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()

@@ -50,6 +50,10 @@ def _option(default: Any, text: str, panel: str, word: str | None = None, *, loa
     return dataclasses.field(default=default, metadata={"help": text, "panel": panel, "word": word, "loads": loads})
 
 
+def _loaded_with(default: Any, text: str, word: str | None = None) -> Any:
+    return _option(default, text, EXECUTION, word, loads=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineLimits:
     """The limits of an engine: the part of `ModelOptions` that it reads.
@@ -125,56 +129,31 @@ class ModelOptions(EngineLimits):
         SPECULATION,
         "SCOPE",
     )
-    dtype: Any = _option(  # noqa: RUF009, any dtype is immutable
-        "auto", "auto, float32, bfloat16, float16 or float64.", EXECUTION, "NAME", loads=True
+    dtype: Any = _loaded_with("auto", "auto, float32, bfloat16, float16 or float64.", "NAME")  # noqa: RUF009, immutable
+    device: str = _loaded_with("auto", "auto, cpu, cuda or cuda:N.", "NAME")
+    kernels: str = _loaded_with("auto", "Implementation of passes: auto, native, torch or graphs.", "NAME")
+    quantization: str | None = _loaded_with(
+        None, "int8 or int4 weights: faster, but a different model; unquantized by default.", "NAME"
     )
-    device: str = _option("auto", "auto, cpu, cuda or cuda:N.", EXECUTION, "NAME", loads=True)
-    kernels: str = _option(
-        "auto", "Implementation of passes: auto, native, torch or graphs.", EXECUTION, "NAME", loads=True
+    offload: str | int | None = _loaded_with(
+        None, "Memory for weights, such as 8GB: other layers are read from a file in every pass.", "SIZE"
     )
-    quantization: str | None = _option(
-        None,
-        "int8 or int4 weights: faster, but a different model; unquantized by default.",
-        EXECUTION,
-        "NAME",
-        loads=True,
+    kv_dtype: str | None = _loaded_with(
+        None, "int8 for 8-bit keys and values: half the memory, but other texts; the model's dtype by default.", "NAME"
     )
-    offload: str | int | None = _option(
-        None,
-        "Memory for weights, such as 8GB: other layers are read from a file in every pass.",
-        EXECUTION,
-        "SIZE",
-        loads=True,
+    tp: int = _loaded_with(1, "Processes of torchrun that share each layer (tensor parallel).", "N")
+    pp: int = _loaded_with(1, "Stages of layers (pipeline parallel); each has --tp processes.", "N")
+    strict_sums: bool = _loaded_with(
+        False, "Add the partial sums of processes in one order, whatever else is in a pass."
     )
-    kv_dtype: str | None = _option(
-        None,
-        "int8 for 8-bit keys and values: half the memory, but other texts; the model's dtype by default.",
-        EXECUTION,
-        "NAME",
-        loads=True,
+    threads: int | None = _loaded_with(
+        None, "CPU threads of passes; if not given, one for each fast core of a memory node, within the quota.", "N"
     )
-    tp: int = _option(1, "Processes of torchrun that share each layer (tensor parallel).", EXECUTION, "N", loads=True)
-    pp: int = _option(1, "Stages of layers (pipeline parallel); each has --tp processes.", EXECUTION, "N", loads=True)
-    strict_sums: bool = _option(
-        False,
-        "Add the partial sums of processes in one order, whatever else is in a pass.",
-        EXECUTION,
-        loads=True,
-    )
-    threads: int | None = _option(
-        None,
-        "CPU threads of passes; if not given, one for each fast core of a memory node, within the quota.",
-        EXECUTION,
-        "N",
-        loads=True,
-    )
-    affinity: str | None = _option(
+    affinity: str | None = _loaded_with(
         None,
         "Processors of all threads: auto (those that 'draftree doctor' shows), none, or a list such as 0-3,8. If "
         "not given: auto on machines with several memory nodes or kinds of cores.",
-        EXECUTION,
         "LIST",
-        loads=True,
     )
     trust_remote_code: bool = _option(
         False, "Allow Python code from the model's folder, for models that need it.", EXECUTION
@@ -227,9 +206,7 @@ class ModelOptions(EngineLimits):
     def _require_member(self, name: str, allowed: Sequence[str | None]) -> None:
         value = getattr(self, name)
         if value not in allowed:
-            raise ConfigurationError(
-                f"unknown {name} '{value}': {suggestion(str(value), [one for one in allowed if one is not None])}"
-            )
+            raise ConfigurationError(f"unknown {name} '{value}': {suggestion(str(value), list(filter(None, allowed)))}")
 
     @property
     def allows_native(self) -> bool:

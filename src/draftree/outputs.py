@@ -117,10 +117,8 @@ class Completion:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, as the command line prints them."""
-        stats = {name: getattr(self.stats, name) for name in CompletionStats.__dataclass_fields__}
-        stats["promise"] = str(self.stats.promise)
-        stats["lossless"] = self.stats.lossless
-        stats["seconds"] = self.stats.seconds
+        names = (*CompletionStats.__dataclass_fields__, "lossless", "seconds")
+        stats = {name: getattr(self.stats, name) for name in names} | {"promise": str(self.stats.promise)}
         logprobs = {
             name: [None if entry is None else _plain(entry) for entry in entries]
             for name, entries in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs))
@@ -167,7 +165,8 @@ def stats_of(sequence: WritingSequence) -> CompletionStats:
         speed = (written - counts.first_tokens) / counts.decode_seconds
     else:
         speed = written / counts.prefill_seconds if counts.prefill_seconds else 0.0
-    unenforced = _unenforced(sequence)
+    schema = sequence.controls.params.json_schema
+    unenforced = schema_grammar(schema).unenforced if isinstance(schema, str) else ()
     return CompletionStats(
         rounds=counts.rounds,
         draft_tokens=counts.draft_tokens,
@@ -193,11 +192,6 @@ def stats_of(sequence: WritingSequence) -> CompletionStats:
         unenforced=unenforced,
         violations=_violations(sequence) if unenforced else (),
     )
-
-
-def _unenforced(sequence: WritingSequence) -> tuple[str, ...]:
-    schema = sequence.controls.params.json_schema
-    return schema_grammar(schema).unenforced if isinstance(schema, str) else ()
 
 
 def _violations(sequence: WritingSequence) -> tuple[str, ...]:
@@ -228,17 +222,12 @@ def completions_of(batch: Sequence[Sequence[WritingSequence]]) -> list[Completio
         for sequence in sequences
         if sequence.finish_reason is not FinishReason.ERROR
     ]
-    _raise_failures([sequence for sequences in batch for sequence in sequences], done)
-    return done
-
-
-def _raise_failures(sequences: Sequence[WritingSequence], done: Sequence[Completion]) -> None:
-    """Raise the errors of sequences, with the completions of the others attached."""
+    sequences = [sequence for request in batch for sequence in request]
     errors = [sequence.error for sequence in sequences if sequence.error is not None]
-    if not errors:
-        return
-    first = errors[0]
-    # the error of a single text, or of a request that was refused as a whole
-    if isinstance(first, DraftreeError) and all(sequence.error is first for sequence in sequences):
-        raise first
-    raise GenerationError(f"{len(errors)} of {len(sequences)} requests failed; the first: {first}", done) from first
+    if errors:
+        first = errors[0]
+        # the error of a single text, or of a request that was refused as a whole
+        if isinstance(first, DraftreeError) and all(sequence.error is first for sequence in sequences):
+            raise first
+        raise GenerationError(f"{len(errors)} of {len(sequences)} requests failed; the first: {first}", done) from first
+    return done
