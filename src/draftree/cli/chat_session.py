@@ -18,7 +18,7 @@ from draftree.build import Methods
 from draftree.cli.main import sentence_of
 from draftree.cli.options import require_new
 from draftree.cli.prompt import Task, fitted_to_context, utf8
-from draftree.cli.render import Style, decoding_line, note, resolve_with_bar, say, waiting
+from draftree.cli.render import Style, aligned, decoding_line, note, resolve_with_bar, say, waiting
 from draftree.cli.runs import Run, Screen, Setup, dump, fetch_and_load, lossy_line, report
 from draftree.core.errors import ConfigurationError, DraftreeError, InvalidRequestError, harmless, suggestion
 from draftree.drafters import drafts
@@ -40,48 +40,53 @@ Messages = list[dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
-    """A message of the user and its answer.
+class Answer:
+    """A message of the user and its answer, complete or interrupted.
 
     Attributes:
-        answer: text of the model, up to the interruption if there was one.
+        text: text of the model, up to the interruption if there was one.
         finish_reason: "stop", "length" or "interrupted".
+        seconds: wall-clock time, prompt included.
+        completion: the result as the library returns it; None for an interrupted answer.
     """
 
     message: str
-    answer: str
+    text: str
     finish_reason: str
+    stats: CompletionStats
+    seconds: float
+    completion: Completion | None
 
 
 class Conversation:
-    """All exchanges of a chat, and the index of the first one that is sent. Mutated by its methods."""
+    """All answers of a chat, and the index of the first one that is sent. Mutated by its methods."""
 
     def __init__(self, system: str | None = None) -> None:
         self.system = system
-        self.exchanges: list[Exchange] = []
+        self.answers: list[Answer] = []
         self.first_sent = 0
 
     def messages(self, message: str) -> Messages:
-        return [*self._said(self.exchanges[self.first_sent :]), {"role": "user", "content": message}]
+        return [*self._said(self.answers[self.first_sent :]), {"role": "user", "content": message}]
 
-    def _said(self, exchanges: Sequence[Exchange], *, marks: bool = False) -> Iterator[dict[str, Any]]:
+    def _said(self, answers: Sequence[Answer], *, marks: bool = False) -> Iterator[dict[str, Any]]:
         if self.system is not None:
             yield {"role": "system", "content": self.system}
-        for exchange in exchanges:
-            yield {"role": "user", "content": exchange.message}
-            answer = {"role": "assistant", "content": exchange.answer}
-            yield answer | {"interrupted": True} if marks and exchange.finish_reason == INTERRUPTED else answer
+        for answer in answers:
+            yield {"role": "user", "content": answer.message}
+            said = {"role": "assistant", "content": answer.text}
+            yield said | {"interrupted": True} if marks and answer.finish_reason == INTERRUPTED else said
 
-    def undo(self) -> Exchange:
-        if not self.exchanges:
+    def undo(self) -> Answer:
+        if not self.answers:
             raise InvalidRequestError("the conversation is empty: there is no message to take back")
-        last = self.exchanges.pop()
-        self.first_sent = min(self.first_sent, len(self.exchanges))
+        last = self.answers.pop()
+        self.first_sent = min(self.first_sent, len(self.answers))
         return last
 
     def clear(self) -> None:
-        """Remove all exchanges; the system message stays."""
-        self.exchanges.clear()
+        """Remove all answers; the system message stays."""
+        self.answers.clear()
         self.first_sent = 0
 
     def drop_oldest(self, message: str, count: Callable[[Messages], int], *, limit: int, room: int) -> int:
@@ -90,13 +95,13 @@ class Conversation:
             return 0
         most = limit - max(room, limit // HEADROOM)
         before = self.first_sent
-        while self.first_sent < len(self.exchanges) and count(self.messages(message)) > most:
+        while self.first_sent < len(self.answers) and count(self.messages(message)) > most:
             self.first_sent += 1
         return self.first_sent - before
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return all messages as plain values, those that are no longer sent included; interrupted ones are marked."""
-        return list(self._said(self.exchanges, marks=True))
+        return list(self._said(self.answers, marks=True))
 
 
 BLOCK = '"""'
@@ -281,22 +286,6 @@ def require_material(methods: Methods, *, has_grammar: bool) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """An answer, complete or interrupted.
-
-    Attributes:
-        seconds: wall-clock time, prompt included.
-        completion: the result as the library returns it; None for an interrupted answer.
-    """
-
-    text: str
-    finish_reason: str
-    stats: CompletionStats
-    seconds: float
-    completion: Completion | None
-
-
 class StopRequest:
     """Whether Ctrl-C was pressed. The first press is noted, the second raises KeyboardInterrupt."""
 
@@ -322,6 +311,7 @@ def stopped_by_ctrl_c() -> Iterator[StopRequest]:
 
 def write_answer(
     llm: LLM,
+    message: str,
     ids: Sequence[int],
     *,
     params: SamplingParams,
@@ -350,23 +340,14 @@ def write_answer(
         raise sequence.error
     text = "".join(sequence.texts)
     if stop.is_set and str(sequence.finish_reason) not in ("stop", "length"):
-        return Answer(text, INTERRUPTED, stats_of(sequence), seconds, None)
+        return Answer(message, text, INTERRUPTED, stats_of(sequence), seconds, None)
     done = completion_of(sequence, prompt_index=0)
-    return Answer(done.text, done.finish_reason, done.stats, seconds, done)
+    return Answer(message, done.text, done.finish_reason, done.stats, seconds, done)
 
 
 ROOM_FOR_ANSWER = 4
 """A fraction of the context is kept free for an answer whose length the user did not choose."""
 COMMAND = "/"
-
-
-@dataclass(slots=True)
-class Totals:
-    """Sums over all answers of a chat."""
-
-    answers: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
 
 
 class Session:
@@ -392,8 +373,8 @@ class Session:
         self.conversation = conversation
         self.params = params
         self.fits_context = fits_context
-        self.last: Answer | None = None
-        self.totals = Totals()
+        self.answers: list[Answer] = []
+        """All of them, also those that were taken back."""
         self.is_over = False
         self._reader = reader
         self._screen = screen
@@ -428,12 +409,9 @@ class Session:
         except BaseException:
             self.conversation.first_sent = first_sent
             raise
-        self.conversation.exchanges.append(Exchange(message, answer.text, answer.finish_reason))
-        self.last = answer
-        self.totals.answers += 1
-        self.totals.tokens += answer.stats.completion_tokens
-        self.totals.seconds += answer.seconds
-        self._report(message, answer)
+        self.conversation.answers.append(answer)
+        self.answers.append(answer)
+        self._report(answer)
 
     def retry(self) -> None:
         """Answer the last message again; the previous answer is dropped, unless this fails."""
@@ -441,7 +419,7 @@ class Session:
         try:
             self.ask(last.message)
         except BaseException:
-            self.conversation.exchanges.append(last)
+            self.conversation.answers.append(last)
             raise
 
     def tell(self, text: str) -> None:
@@ -472,7 +450,7 @@ class Session:
         show = None if self._screen is None else self._screen.show
         try:
             return write_answer(
-                llm, ids, params=params, draft=self.drafting.name, show=show, stoppable=self._is_interactive
+                llm, message, ids, params=params, draft=self.drafting.name, show=show, stoppable=self._is_interactive
             )
         finally:
             if self._screen is not None and sys.stdout is not None:
@@ -484,19 +462,18 @@ class Session:
             return share
         return min(most, share) if self.fits_context else most
 
-    def _report(self, message: str, answer: Answer) -> None:
+    def _report(self, answer: Answer) -> None:
         if self._screen is None:
             assert answer.completion is not None, "only a terminal interrupts an answer"
-            task = Task(message, self.conversation.system, chat=True)
+            task = Task(answer.message, self.conversation.system, chat=True)
             run = Run(self.drafting.setup, task, [answer.completion], answer.seconds)
             say(dump(report(run, self.drafting.llm.model)) + "\n")
             return
         if self._is_interactive:
             self.tell(summary(answer, drafted=not self.drafting.setup.is_plain))
         elif answer.finish_reason == "length":
-            self.tell(
-                f"the answer to '{shortened(message)}' was cut at the limit of {answer.stats.completion_tokens} tokens"
-            )
+            count = answer.stats.completion_tokens
+            self.tell(f"the answer to '{shortened(answer.message)}' was cut at the limit of {count} tokens")
 
     def _complain(self, error: Exception) -> None:
         """Show an expected error on a terminal; on a pipe, raise it with its line."""
@@ -554,9 +531,7 @@ def run_command(session: Session, line: str) -> None:
 
 def show_help(session: Session, value: str) -> None:
     rows = [(f"{name} {command.value}".rstrip(), command.help) for name, command in COMMANDS.items()]
-    width = max(len(usage) for usage, _ in rows)
-    lines = [f"{usage:<{width}}  {text}" for usage, text in rows]
-    session.tell("\n".join([*lines, *KEYS]))
+    session.tell(aligned(rows) + "\n".join(KEYS))
 
 
 def set_draft(session: Session, value: str) -> None:
@@ -602,11 +577,13 @@ def set_system(session: Session, value: str) -> None:
 
 
 def show_stats(session: Session, value: str) -> None:
-    last = session.last
-    if last is None:
+    if not session.answers:
         session.tell("there is no answer yet")
         return
-    stats, totals = last.stats, session.totals
+    last = session.answers[-1]
+    stats = last.stats
+    tokens = sum(answer.stats.completion_tokens for answer in session.answers)
+    seconds = sum(answer.seconds for answer in session.answers)
     lines = [
         f"last answer: {decoding_line([stats], last.seconds, drafted=False)}",
         f"prompt: {stats.prompt_tokens} tokens, {stats.cached_tokens} from the prefix cache",
@@ -622,7 +599,7 @@ def show_stats(session: Session, value: str) -> None:
     used, limit = stats.prompt_tokens + stats.completion_tokens, session.drafting.llm.engine.longest
     lines += [
         f"context: {used} of {limit} tokens",
-        f"this chat: {totals.answers} answers, {totals.tokens} tokens in {totals.seconds:.2f} s",
+        f"this chat: {len(session.answers)} answers, {tokens} tokens in {seconds:.2f} s",
         f"drafter {session.drafting.name}, kernels {stats.kernels}, promise '{stats.promise}'",
     ]
     session.tell("\n".join(lines))
@@ -634,7 +611,7 @@ def undo(session: Session, value: str) -> None:
 
 def retry(session: Session, value: str) -> None:
     is_fixed = session.params.temperature == 0 or session.params.seed is not None
-    if is_fixed and session.conversation.exchanges:
+    if is_fixed and session.conversation.answers:
         case = "temperature is 0" if session.params.temperature == 0 else "the seed is fixed"
         session.tell(f"{case}: the answer to the same conversation is the same")
     session.retry()

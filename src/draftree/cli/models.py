@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 from dataclasses import dataclass
 from datetime import datetime
@@ -51,35 +52,41 @@ def show_cache(
         text = f"removed {store.clear()} records, {remove_packed()} copies of packed weights ({freed / 1e6:.0f} MB)"
         Console(stderr=True).print(text, highlight=False)
         return
-    kept = [
+    records = [
         {"folder": facts.get("folder"), "dtype": facts.get("dtype"), "quantization": facts.get("quantization")}
-        | {"bytes": status.st_size, "made": datetime.fromtimestamp(status.st_mtime).isoformat(timespec="seconds")}
+        | {"bytes": status.st_size, "made": when(status)}
         for path, status in store.entries()
         for facts in [store.facts(path)]
     ]
     if as_json:
         copies = [{"folder": str(folder), "bytes": size} for folder, size in packed]
-        found = {"cache": str(store.folder), "is_on": store.is_on, "kept": kept}
-        typer.echo(json.dumps(found | {"keeps_packed": keeps_packed(), "packed": copies}, indent=2))
+        about = {"cache": str(store.folder), "is_on": store.is_on, "kept": records}
+        typer.echo(json.dumps(about | {"keeps_packed": keeps_packed(), "packed": copies}, indent=2))
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("made", "weights", "bytes"):
         table.add_column(heading, no_wrap=True, justify="right" if heading == "bytes" else "left")
     table.add_column("model", overflow="fold")
-    for one in kept:
-        weights = one["quantization"] or one["dtype"] or ("tokenizer" if one["folder"] else "?")
-        where = str(one["folder"] or "cannot be read")
-        table.add_row(str(one["made"]), str(weights), f"{one['bytes']:,}", escape(harmless(where)))
-    for folder, size in packed:
-        made = datetime.fromtimestamp(folder.stat().st_mtime).isoformat(timespec="seconds")
-        table.add_row(made, "packed", f"{size:,}", escape(harmless(str(folder))))
+    for record in records:
+        weights = record["quantization"] or record["dtype"] or ("tokenizer" if record["folder"] else "?")
+        folder = str(record["folder"] or "cannot be read")
+        table.add_row(str(record["made"]), str(weights), f"{record['bytes']:,}", escape(harmless(folder)))
+    for place, size in packed:
+        table.add_row(when(place.stat()), "packed", f"{size:,}", escape(harmless(str(place))))
     console = Console()
-    if kept or packed:
+    if records or packed:
         console.print(table)
-    for name, switch, is_on in (("cache", SWITCH, store.is_on), ("packed weights", PACKED_SWITCH, keeps_packed())):
-        place = store.folder if name == "cache" else store.folder.parent / "packed"
+    caches = (
+        ("cache", store.folder, SWITCH, store.is_on),
+        ("packed weights", store.folder.parent / "packed", PACKED_SWITCH, keeps_packed()),
+    )
+    for name, place, switch, is_on in caches:
         state = f"on ({switch}=0 switches it off)" if is_on else f"off ({switch}=0)"
         console.print(f"{name}: {place}, {state}", highlight=False, soft_wrap=True)
+
+
+def when(status: os.stat_result) -> str:
+    return datetime.fromtimestamp(status.st_mtime).isoformat(timespec="seconds")
 
 
 def write_part(
@@ -171,11 +178,11 @@ def check_models(names: list[str] = NAMES) -> None:
 
 def check_folder(name: str, cache: Cache) -> bool:
     """Check a model's folder, or what the cache holds of a GGUF file; return whether checksums were recorded."""
-    is_held = name in cache.names()
+    is_held, folder = name in cache.names(), cache.folder(name)
     # before an older version's model is checked for the first time, which records its sums
-    was_known = is_held and has_sums(cache.folder(name), cache)
-    is_description = is_held and is_block_description(cache.folder(name))
-    folder = cache.folder(name) if is_description else resolve_model(name, fetch=False)
+    was_known = is_held and has_sums(folder, cache)
+    if not (is_held and is_block_description(folder)):
+        folder = resolve_model(name, fetch=False)
     was_known = was_known or (not is_held and has_sums(folder, cache))
     check_sums(folder, cache, again=True)
     return was_known
@@ -192,21 +199,17 @@ def remove_models(names: list[str] = argument(..., NAMES_HELP, "NAME...", comple
             known = [*cache.names(), *hub]
             held = suggestion(name, known) if known else "the cache is empty"
             raise ModelNotFoundError(f"'{name}' is not in the cache, so it cannot be removed: {held}")
-    from draftree.loading.native_start import (
-        packed_folders,
-        remove_packed,  # it imports torch
-    )
+    from draftree.loading.native_start import packed_folders, remove_packed  # here, since it imports torch
 
     console = Console(stderr=True)
     for name in wanted:
-        is_own = cache.manifest(name) is not None
-        folder = cache.folder(name) if is_own else hub[name]
-        loaded = [folder] if is_own else sorted(folder.glob("snapshots/*"))
-        freed_bytes = folder_bytes(folder if is_own else folder / "blobs")
-        for each in loaded:
-            freed_bytes += sum(size for _, size in packed_folders(each))
-            remove_packed(each)
-        if is_own:
+        is_cached = cache.manifest(name) is not None
+        folder = cache.folder(name) if is_cached else hub[name]
+        freed_bytes = folder_bytes(folder if is_cached else folder / "blobs")
+        for loaded in [folder] if is_cached else sorted(folder.glob("snapshots/*")):
+            freed_bytes += sum(size for _, size in packed_folders(loaded))
+            remove_packed(loaded)
+        if is_cached:
             cache.remove(name)
         else:
             shutil.rmtree(folder)
@@ -218,12 +221,13 @@ models.command("cache", cls=PlainCommand)(show_cache)
 
 def show_list(*, as_json: bool) -> None:
     cache = Cache()
-    found = rows(cache)
+    known = rows(cache)
     if as_json:
-        values = {"cache": str(cache.root), "models": [dataclasses.asdict(row) for row in found]}
+        values = {"cache": str(cache.root), "models": [dataclasses.asdict(row) for row in known]}
         typer.echo(json.dumps(values, indent=2))
         return
     console = Console()
+    headings = ("name", "from", "parameters", "download", "disk", "here")
     shown = [
         (
             harmless(row.name),
@@ -233,9 +237,8 @@ def show_list(*, as_json: bool) -> None:
             short_bytes(row.disk_bytes),
             "yes" if row.folder else "no",
         )
-        for row in found
+        for row in known
     ]
-    headings = ("name", "from", "parameters", "download", "disk", "here")
     widths = [max(map(len, column)) for column in zip(headings, *shown, strict=True)]
     if sum(widths) + 2 * len(widths) <= console.width:
         table = Table(box=None, pad_edge=False, header_style="bold")
@@ -249,7 +252,7 @@ def show_list(*, as_json: bool) -> None:
             words = (f"{heading} {cell}" for heading, cell in zip(headings[1:], cells[1:], strict=True) if cell)
             console.print(escape(f"{cells[0]}: {', '.join(words)}"), highlight=False, soft_wrap=True)
     console.print()
-    for row in found:
+    for row in known:
         facts = [] if row.vocabulary is None else [f"{row.vocabulary:,} tokens", row.licence]
         line = f"{row.name}: {'; '.join([row.description, *facts])}"
         console.print(escape(harmless(line)), highlight=False, soft_wrap=True, style="dim")

@@ -105,7 +105,7 @@ def test_ctrl_c_ends_an_answer_and_leaves_the_engine_usable(endless: str, presse
         assert presses == 1, "the second one raises"
 
     params = dataclasses.replace(SAMPLED, max_tokens=None)
-    answer = write_answer(llm, ids, params=params, draft="none", show=press, stoppable=True)
+    answer = write_answer(llm, "a", ids, params=params, draft="none", show=press, stoppable=True)
     assert (answer.finish_reason, answer.completion) == (INTERRUPTED, None)
     (whole,) = answers(endless, "ab")
     assert answer.text
@@ -114,7 +114,7 @@ def test_ctrl_c_ends_an_answer_and_leaves_the_engine_usable(endless: str, presse
     assert llm.generate([ids], SAMPLED)[0].text == whole
     assert signal.getsignal(signal.SIGINT) is before
     with pytest.raises(KeyboardInterrupt):
-        write_answer(llm, ids, params=params, draft="none", show=press, stoppable=False)
+        write_answer(llm, "a", ids, params=params, draft="none", show=press, stoppable=False)
     llm.engine.check_integrity()
 
 
