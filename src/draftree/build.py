@@ -71,9 +71,8 @@ _MEASURED: WeakKeyDictionary[LanguageModel, dict[Clock, dict[int, float]]] = Wea
 
 def costs_of(model: LanguageModel, *, max_rows: int, clock: Clock = SYSTEM_CLOCK) -> Mapping[int, float]:
     """Return seconds of passes by rows, up to at least `max_rows`; measured once per clock and model."""
-    given = model.known_costs(max_rows)
-    if given is not None:
-        return given
+    if (declared := model.known_costs(max_rows)) is not None:
+        return declared
     known = _MEASURED.setdefault(model, {}).setdefault(clock, {})
     rows = WIDE_ROWS if model.streams_weights else ROWS
     needed = tuple(count for count in rows if count not in known and count <= _enough(max_rows, rows))
@@ -87,14 +86,8 @@ def measure_costs(
 ) -> dict[int, float]:
     """Measure the seconds of a pass for each number of rows, after a short prefix; rounds refine them later.
 
-    Short passes are repeated and the fastest counts. Passes of models that stream their weights are long: the
-    measurement ends where more rows cannot pay.
-
-    Args:
-        model: the model.
-        max_rows: no pass is longer than the next measured number of rows.
-        rows: the numbers of rows.
-        clock: clock of the measurement.
+    No pass is longer than the first of `rows` from `max_rows` on. Short passes are repeated and the fastest counts.
+    Passes of models that stream their weights are long: the measurement ends where more rows cannot pay.
     """
     longest = min(_enough(max_rows, rows), model.max_length // 2)
     prefix = min(PREFIX, model.max_length - longest)
@@ -104,7 +97,7 @@ def measure_costs(
         model.run(Pass([Extend(slot, [0] * prefix, range(-1, prefix - 1), logits_at=())]))
         model.commit(slot, range(prefix))
         _run(model, slot, 1)  # the first pass with logits loads the output head
-        found: dict[int, float] = {}
+        costs: dict[int, float] = {}
         for count in (count for count in rows if count <= longest):
             for _ in range(model.num_warm_ups):
                 _run(model, slot, count)
@@ -116,12 +109,12 @@ def measure_costs(
                 model.synchronize()
                 times.append(clock() - start)
                 model.commit(slot, ())
-            found[count] = min(times)  # other work on the machine only adds time
-            if model.streams_weights and _is_too_long(found):
+            costs[count] = min(times)  # other work on the machine only adds time
+            if model.streams_weights and _is_too_long(costs):
                 break
     finally:
         model.close(slot)
-    return found
+    return costs
 
 
 def _is_too_long(seconds: Mapping[int, float]) -> bool:
@@ -169,25 +162,15 @@ class DraftMethod:
 
 @dataclass(frozen=True, slots=True)
 class Methods:
-    """Configured methods that fit together; no weights are loaded yet.
+    """Configured methods that fit together; no weights are loaded yet."""
 
-    Attributes:
-        draft: name of the drafter, by which requests choose it.
-        drafters: none for plain decoding, several for a merged tree.
-        traits: static facts of the drafters together.
-        draw: how children are drawn, as agreed between drafters and verifier.
-        verifier: the verifier.
-        planner: the planner.
-        plan: the planner's spec.
-    """
-
-    draft: str
-    drafters: tuple[DraftMethod, ...]
-    traits: DraftTraits
-    draw: Draw
+    draft: str  # name of the drafter, by which requests choose it
+    drafters: tuple[DraftMethod, ...]  # none for plain decoding, several for a merged tree
+    traits: DraftTraits  # static facts of the drafters together
+    draw: Draw  # how children are drawn, as agreed between drafters and verifier
     verifier: Verifier
     planner: Planner[Any]
-    plan: str
+    plan: str  # the planner's spec
 
     @property
     def source(self) -> str:
@@ -263,8 +246,7 @@ def _drafters(draft: str) -> tuple[DraftMethod, ...]:
         raise ConfigurationError(f"drafter '{draft}': '{NO_DRAFT}' means plain decoding and takes no options")
     methods = [DraftMethod(str(spec), *DRAFTERS.configure(spec)) for spec in specs]
     names = [method.name for method in methods]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
+    if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigurationError(f"drafter '{draft}' names '{twice}' twice: name it once")
     return tuple(methods)
 
@@ -358,14 +340,7 @@ def build_drafter(
 ) -> Drafter[Any]:
     """Build the drafter of a spec; several are merged, and one with a model apart drafts ahead.
 
-    Args:
-        methods: the configured spec.
-        target: the target model.
-        tokenizer: the target's tokenizer, None if it has none.
-        load: loads a drafter's model by name.
-        apart: loads it in a process of its own.
-        clock: clock of the measurements.
-        learning: store of what drafters learn.
+    `load` loads a drafter's model by name, and `apart` loads it in a process of its own.
     """
 
     def load_fitting(name: str, **weights: str) -> LoadedDraftModel:
@@ -397,17 +372,11 @@ def build_drafter(
 
 @dataclass(frozen=True, slots=True)
 class AutoChoice:
-    """The methods in the place of `draft="auto"` for one target, verifier and planner.
+    """The methods in the place of `draft="auto"` for one target, verifier and planner."""
 
-    Attributes:
-        draft: spec of the drafter; "none" if no drafter can be used.
-        plan: spec of the planner; None for the default.
-        note: the drafter and the reasons in one sentence.
-    """
-
-    draft: str
-    plan: str | None
-    note: str
+    draft: str  # spec of the drafter; "none" if no drafter can be used
+    plan: str | None  # spec of the planner; None for the default
+    note: str  # the drafter and the reasons in one sentence
 
 
 def decide(loaded: LoadedModel, verify: str, plan: str | None) -> AutoChoice:
@@ -415,11 +384,6 @@ def decide(loaded: LoadedModel, verify: str, plan: str | None) -> AutoChoice:
 
     In this order: the result that `draftree tune` kept for this model on this machine; a trained head of this package;
     `suffix`; plain decoding. A drafter that does not fit to the target, the verifier or the planner is left out.
-
-    Args:
-        loaded: the target.
-        verify: spec of the verifier.
-        plan: spec of the planner; None for the one that belongs to the drafter.
 
     Raises:
         ConfigurationError: a planner was given, and no drafter fits.
@@ -505,10 +469,6 @@ def decide_each(
 
 def learning_of(learn: str | None, methods: Sequence[Methods]) -> Learning | None:
     """Read the settings of learning, and check them against the drafters; creates the folder.
-
-    Args:
-        learn: a spec as for `parse_learning`; None to learn nothing.
-        methods: as `choose_each` returns them.
 
     Raises:
         ConfigurationError: a malformed spec, a folder that cannot be used, or no drafter that learns.

@@ -122,29 +122,24 @@ def heading(setup: Setup, loaded: LoadedModel, style: Style) -> str:
 
 def show(demo_prompt: DemoPrompt, number: int, setup: Setup, *, plain: LLM, fast: LLM, style: Style) -> bool:
     """Show both answers to one prompt; returns whether they are equal."""
-    from draftree.cli.runs import are_equal, difference, speedup
+    from draftree.cli.prompt import Task
+    from draftree.cli.runs import Screen, are_equal, difference, speedup, write
 
+    task = Task(demo_prompt.prompt, chat=True)
     say(f"\n{rule(f'{number}. {demo_prompt.title}', style)}\n")
     for line in outline(demo_prompt.prompt):
         say(style.dim(f"> {line}") + "\n")
     runs = []
     for llm, wrote in ((plain, setup.plainly()), (fast, setup)):
         say(f"\n{style.bold('plain' if wrote.is_plain else f'with {setup.draft}')}\n")
-        runs.append(answer(llm, wrote, demo_prompt, style))
+        screen = Screen(style, live=True, width=width())
+        runs.append(write(llm, wrote, task, params=demo_prompt.params(), screen=screen))
         say(style.dim(numbers(runs[-1])) + "\n")
     same = are_equal(*runs)
     ratio = speedup(runs[:1], runs[1])
     say("\n" + style.bold(f"speed-up {ratio:.2f} · the two texts {'are the same' if same else 'DIFFER'}") + "\n")
     say(textwrap.fill(verdict(ratio, runs[1]) if same else f"They differ {difference(*runs)}.", width()) + "\n")
     return same
-
-
-def answer(llm: LLM, setup: Setup, demo_prompt: DemoPrompt, style: Style) -> Run:
-    from draftree.cli.prompt import Task
-    from draftree.cli.runs import Screen, write
-
-    screen = Screen(style, live=True, width=width())
-    return write(llm, setup, Task(demo_prompt.prompt, chat=True), params=demo_prompt.params(), screen=screen)
 
 
 def numbers(run: Run) -> str:
@@ -166,9 +161,8 @@ def verdict(ratio: float, run: Run) -> str:
     passes = f"{stats.rounds} pass{'es' if stats.rounds != 1 else ''}"
     if ratio >= 1.05:
         return f"{share}, in {passes}."
-    if ratio >= 0.95:
-        return f"{share}, in {passes}. In this run drafts took about the time that they saved."
-    return f"{share}, in {passes}. In this run drafts took more time than they saved."
+    cost = "about the time that they saved" if ratio >= 0.95 else "more time than they saved"
+    return f"{share}, in {passes}. In this run drafts took {cost}."
 
 
 def outline(prompt: str) -> Iterator[str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from draftree.core.errors import harmless
 from draftree.weights.cache import Step, steps
@@ -133,18 +133,15 @@ STEP_LOGGERS = (steps.name, "draftree.models.native.build")
 @contextmanager
 def transient_bar(text: str, total: int, *, done: int = 0) -> Iterator[Callable[..., None]]:
     """Show a bar that counts to a total; yields a function that updates it, with the keywords of rich's `update`."""
+    from rich import progress
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
 
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(TextColumn("{task.description}"), *columns, console=Console(stderr=True), transient=True) as bar:
+    columns = (
+        progress.TextColumn("{task.description}"),
+        *(progress.BarColumn(), progress.MofNCompleteColumn()),
+        *(progress.TimeElapsedColumn(), progress.TimeRemainingColumn()),
+    )
+    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         yield partial(bar.update, bar.add_task(text, total=total, completed=done))
 
 
@@ -223,20 +220,31 @@ def resolve_with_bar(name: str, *, fetch: bool = True) -> Path:
 def progress_bars(name: str) -> Iterator[Callable[[Step, int, int], None]]:
     """One bar per step; a step's bar appears with its first report."""
     bars: Progress | None = None
-    tasks: dict[Step, int] = {}
+    tasks: dict[Step, Any] = {}
 
     def report(step: Step, done_bytes: int, total_bytes: int) -> None:
         nonlocal bars
         if not is_terminal(sys.stderr):
             return
+        from rich import progress
+        from rich.console import Console
+        from rich.markup import escape
+
         if bars is None:
-            bars = new_bars()
+            columns = (progress.BarColumn(), progress.DownloadColumn(), progress.TransferSpeedColumn())
+            bars = progress.Progress(
+                progress.TextColumn("{task.description}"),
+                *columns,
+                progress.TimeRemainingColumn(),
+                console=Console(stderr=True),
+                # a signal may arrive while rich writes: the message that follows must bypass it
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
             bars.start()
         if step not in tasks:
-            from rich.markup import escape
-
             tasks[step] = bars.add_task(escape(harmless(f"{name}: {STEPS[step]}")), total=total_bytes)
-        bars.update(tasks[step], completed=done_bytes)  # type: ignore[arg-type]
+        bars.update(tasks[step], completed=done_bytes)
 
     try:
         yield report
@@ -245,20 +253,3 @@ def progress_bars(name: str) -> Iterator[Callable[[Step, int, int], None]]:
             bars.stop()
             if sys.stderr is not None:
                 write(SHOW_CURSOR)  # rich leaves the cursor hidden if a signal interrupts it
-
-
-def new_bars() -> Progress:
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        # a signal may arrive while rich writes: the message that follows must bypass it
-        redirect_stdout=False,
-        redirect_stderr=False,
-    )

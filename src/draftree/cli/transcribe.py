@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,42 +80,30 @@ def transcribe(
         note(llm.draft_note)
     rate = llm.transcriber.sampling_rate
     sounds = [_read(read_sound, file, rate) for file in files]
-    told: dict[str, Any] = {"language": language, "task": "translate" if translate else "transcribe", "prompt": prompt}
-    done = _written(
-        llm, sounds, params, told, timestamps=form is not Format.TEXT, condition_on_previous=condition_on_previous
+    wanted: dict[str, Any] = {
+        "language": language,
+        "task": "translate" if translate else "transcribe",
+        "prompt": prompt,
+    }
+    # short sounds are one batch and long ones another
+    long = [llm.transcriber.is_long(sound) for sound in sounds]
+    short = [sound for sound, is_long in zip(sounds, long, strict=True) if not is_long]
+    rest = [sound for sound, is_long in zip(sounds, long, strict=True) if is_long]
+    whole = iter(llm.transcribe(short, params, timestamps=form is not Format.TEXT, **wanted) if short else ())
+    windowed = iter(
+        llm.transcribe_long(rest, params, condition_on_previous=condition_on_previous, **wanted) if rest else ()
     )
-    for file, sound, one in zip(files, sounds, done, strict=True):
+    for file, sound, is_long in zip(files, sounds, long, strict=True):
+        done = next(windowed) if is_long else next(whole)
         if len(files) > 1:
             note(f"--- {file} ---")
         seconds = len(sound) / rate
         if form is Format.TEXT:
-            say(_text(llm, one).strip() + "\n")
+            say(llm.transcriber.text(done.token_ids).strip() + "\n")
         elif form is Format.JSON:
-            say(dump(_as_json(llm, one, file, seconds)) + "\n")
+            say(dump(_as_json(llm, done, file, seconds)) + "\n")
         else:
-            say((srt if form is Format.SRT else vtt)(_segments(llm, one, seconds)))
-
-
-def _written(
-    llm: LLM,
-    sounds: Sequence[Any],
-    params: SamplingParams,
-    told: Mapping[str, Any],
-    *,
-    timestamps: bool,
-    condition_on_previous: bool,
-) -> list[Completion | Transcript]:
-    """Transcribe short sounds as one batch and long ones as another; results in the order of the sounds."""
-    is_long = [llm.transcriber.is_long(sound) for sound in sounds]
-    short = [sound for sound, long in zip(sounds, is_long, strict=True) if not long]
-    rest = [sound for sound, long in zip(sounds, is_long, strict=True) if long]
-    whole = iter(llm.transcribe(short, params, timestamps=timestamps, **told) if short else ())
-    cut = iter(llm.transcribe_long(rest, params, condition_on_previous=condition_on_previous, **told) if rest else ())
-    return [next(cut) if long else next(whole) for long in is_long]
-
-
-def _text(llm: LLM, done: Completion | Transcript) -> str:
-    return llm.transcriber.text(done.token_ids)
+            say((srt if form is Format.SRT else vtt)(_segments(llm, done, seconds)))
 
 
 def _segments(llm: LLM, done: Completion | Transcript, seconds: float) -> Sequence[Segment]:
@@ -134,18 +122,14 @@ def _read(read: Any, file: Path, rate: int) -> Any:
 
 def _as_json(llm: LLM, done: Completion | Transcript, file: Path, seconds: float) -> dict[str, Any]:
     windows = done.windows if hasattr(done, "windows") else (done,)
-    ends: dict[str, Any] = {"finish_reason": windows[-1].finish_reason, "stats": windows[-1].to_json().get("stats")}
-    if len(windows) > 1:
-        ends = {
-            "windows": [{"finish_reason": one.finish_reason, "stats": one.to_json().get("stats")} for one in windows]
-        }
+    ends = [{"finish_reason": window.finish_reason, "stats": window.to_json().get("stats")} for window in windows]
     return {
         "file": str(file),
         "duration": round(seconds, 3),
-        "text": _text(llm, done),
+        "text": llm.transcriber.text(done.token_ids),
         "segments": [
-            {"start": round(one.start, 3), "end": round(one.end, 3), "text": one.text}
-            for one in _segments(llm, done, seconds)
+            {"start": round(segment.start, 3), "end": round(segment.end, 3), "text": segment.text}
+            for segment in _segments(llm, done, seconds)
         ],
-        **ends,
+        **(ends[0] if len(ends) == 1 else {"windows": ends}),
     }

@@ -5,16 +5,27 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import typer
 
+from draftree.cli.bench import BenchOptions
 from draftree.cli.flags import DEFAULTS, LIBRARY_ONLY, sampling_flags, sampling_of
 from draftree.cli.options import takes
-from draftree.cli.train import budget_line, run_of
+from draftree.cli.train import BudgetOptions, JobOptions, RecipeOptions, budget_line, run_of
+from draftree.cli.train_data import CaptureOptions, MessageOptions
+from draftree.cli.tune import DraftTuneOptions, LayerTuneOptions
+from draftree.cli.verify_server import LimitOptions
 from draftree.core.errors import InvalidRequestError
+from draftree.lab.bench.suite.run import SuiteSettings
+from draftree.lab.tune.drafts import DraftTuneSettings
+from draftree.lab.tune.layers import LayerTuneSettings
 from draftree.sampling.params import SamplingParams
+from draftree.serve.verify import VerifySettings
+from draftree.train.data.capture import CaptureSettings
+from draftree.train.data.prompts import MessageSettings
+from draftree.train.preparing import TrainingJob
 from draftree.train.settings import Limits, TrainSettings
 
 EXAMPLE = 'root ::= "this file is read as a grammar"'
@@ -146,3 +157,21 @@ def test_a_training_without_a_limit_has_an_hour(tmp_path) -> None:
 
     assert made() == Limits(None, None, 60.0)
     assert made(steps=5) == Limits(5, None, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        (BenchOptions, SuiteSettings),
+        (RecipeOptions, TrainSettings),
+        (BudgetOptions, Limits),
+        (JobOptions, TrainingJob),
+        (CaptureOptions, CaptureSettings),
+        (MessageOptions, MessageSettings),
+        (DraftTuneOptions, DraftTuneSettings),
+        (LayerTuneOptions, LayerTuneSettings),
+        (LimitOptions, VerifySettings),
+    ],
+)
+def test_groups_of_options_have_the_names_of_their_settings(options: type, settings: Any) -> None:
+    assert get_type_hints(options).keys() <= {field.name for field in dataclasses.fields(settings)}
