@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from draftree.cli.bench import PROMPTS, PromptOptions
-from draftree.cli.layout import OUTPUT, argument, option
+from draftree.cli.layout import OUTPUT, argument, option, refuse
 from draftree.cli.options import EXECUTION_OPTIONS, Setup, complete_draft, complete_model, takes, takes_setup, values_of
 from draftree.cli.render import note
 from draftree.core.errors import ConfigurationError, require_extra
@@ -71,12 +71,11 @@ def analyse(
     if output is None:
         raise typer.BadParameter("name a folder for the figures", param_hint="--output")
     model, draft = setup.model, setup.draft
-    if model is not None and draft is None:
-        raise typer.BadParameter("a model needs a drafter: add --draft", param_hint="--draft")
-    if model is None and draft is not None:
-        raise typer.BadParameter("a drafter needs a model: name one, or leave --draft out", param_hint="MODEL")
-    if model is None and not trace and not results:
-        raise typer.BadParameter("there is nothing to draw: name a model, --trace or --results", param_hint="MODEL")
+    if model is not None:
+        refuse(draft is None, "--draft", "a model needs a drafter: add --draft")
+    else:
+        refuse(draft is not None, "MODEL", "a drafter needs a model: name one, or leave --draft out")
+        refuse(not trace and not results, "MODEL", "there is nothing to draw: name a model, --trace or --results")
     require_extra("plots", "'draftree analyse' needs", error=ConfigurationError)
     from draftree.lab.figures.drawing import draw_all, material_of, needed_runs, with_traces
     from draftree.lab.figures.gallery import chosen_figures

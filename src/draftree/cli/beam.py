@@ -14,7 +14,7 @@ import typer
 from draftree.beam.params import PRESETS, BeamSearchParams
 from draftree.beam.trace import BeamTrace, tree_svg
 from draftree.beam.trie import TokenTrie
-from draftree.cli.layout import option
+from draftree.cli.layout import option, refuse
 from draftree.cli.options import (
     AS_JSON,
     CHAT,
@@ -50,8 +50,7 @@ def read_texts(path: Path | None) -> list[str]:
         lines = [line for line in path.read_text("utf-8").split("\n") if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise typer.BadParameter(f"{path} cannot be read: {error}", param_hint="--allowed-texts") from error
-    if not lines:
-        raise typer.BadParameter(f"{path} has no text", param_hint="--allowed-texts")
+    refuse(not lines, "--allowed-texts", f"{path} has no text")
     return lines
 
 
@@ -61,10 +60,8 @@ def read_changes(texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         name = name.strip().replace("-", "_")
-        if not equals:
-            raise typer.BadParameter(f"'{text}' is not of the form NAME=VALUE, such as strict=true", param_hint="--set")
-        if name in changes:
-            raise typer.BadParameter(f"{name} is set twice: set it once", param_hint="--set")
+        refuse(not equals, "--set", f"'{text}' is not of the form NAME=VALUE, such as strict=true")
+        refuse(name in changes, "--set", f"{name} is set twice: set it once")
         try:
             changes[name] = json.loads(value)
         except ValueError:
@@ -131,12 +128,11 @@ def beam(
     as_json: bool = AS_JSON,
 ) -> None:
     """Search the most likely texts with beams. They go to standard output, best first; scores to standard error."""
-    if svg_step is not None and svg is None:
-        raise typer.BadParameter("it needs --svg FILE", param_hint="--svg-step")
+    refuse(svg_step is not None and svg is None, "--svg-step", "it needs --svg FILE")
     limits = {name: value for name, value in limits.items() if value is not None}
     others = read_changes(changes or ())
-    if twice := next((name for name in limits if name in others), None):
-        raise typer.BadParameter(f"{twice} has an option of its own, which is given: set it once", param_hint="--set")
+    for name in limits:
+        refuse(name in others, "--set", f"{name} has an option of its own, which is given: set it once")
     # refused without a language model, which is loaded later
     weight = {} if lm_model is None or "lm_weight" not in others else {"lm_weight": others.pop("lm_weight")}
     allowed = read_texts(allowed_texts)

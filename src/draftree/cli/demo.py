@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from draftree.cli.layout import option
+from draftree.cli.layout import option, refuse
 from draftree.cli.options import COLOUR, complete_draft, complete_model, takes_setup
 from draftree.cli.render import Colour, Style, say, waiting
 from draftree.core.errors import ConfigurationError
@@ -83,8 +83,7 @@ def demo(*, setup: Setup, colour: Colour = COLOUR) -> None:
     """
     from draftree.cli.runs import fetch_and_load
 
-    if setup.is_plain:
-        raise typer.BadParameter("the demo needs a drafter", param_hint="--draft")
+    refuse(setup.is_plain, "--draft", "the demo needs a drafter")
     style = Style.chosen(colour, sys.stdout)
     loaded = fetch_and_load(setup)
     setup = setup.decided(loaded)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 from rich.table import Table
 
-from draftree.cli.layout import OUTPUT, argument, option
+from draftree.cli.layout import OUTPUT, argument, option, refuse
 from draftree.cli.options import (
     AS_JSON,
     EXECUTION_OPTIONS,
@@ -101,9 +101,8 @@ def doctor(
 
 
 def refuse_given(options: Mapping[str, object], reason: str) -> None:
-    given = next((name for name, value in options.items() if value not in DEFAULTS), None)
-    if given is not None:
-        raise typer.BadParameter(reason, param_hint=f"--{given.replace('_', '-')}")
+    for name, value in options.items():
+        refuse(value not in DEFAULTS, f"--{name.replace('_', '-')}", reason)
 
 
 def show_diagnosis(found: Diagnosis) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from draftree.cli.flags import sampling_of
-from draftree.cli.layout import OUTPUT, option
+from draftree.cli.layout import OUTPUT, option, refuse
 from draftree.cli.options import (
     ALL_OPTIONS,
     AS_JSON,
@@ -44,18 +44,6 @@ STREAM: Any = option(
 )
 
 
-def require_alone(prompt: str | None, *, stream: bool | None, compare: bool) -> None:
-    """Refuse options for a single prompt in combination with a file of prompts."""
-    if prompt is not None:
-        raise typer.BadParameter("both a prompt and --prompts were given: leave one of them out", param_hint="PROMPT")
-    given = {"--stream": bool(stream), "--compare": compare}
-    about_one = next((flag for flag, is_given in given.items() if is_given), None)
-    if about_one is not None:
-        raise typer.BadParameter(
-            f"it applies to one prompt, and --prompts gives several: leave {about_one} out", param_hint=about_one
-        )
-
-
 @takes("params", sampling_of())
 @takes_setup(*ALL_OPTIONS, *PARALLEL_OPTIONS)
 @takes("decoder", decoder_of)
@@ -87,14 +75,13 @@ def generate(
     """Generate text. The text goes to standard output, everything else to standard error."""
     leave_to_rank_zero(setup)
     check_output(params, as_json=as_json, stream=stream, colour=colour)
-    if chat is False and setup.allow_control_tokens:
-        raise typer.BadParameter(
-            "with --no-chat control tokens are always encoded as such: leave one of them out",
-            param_hint="--allow-control-tokens",
-        )
+    no_effect = "with --no-chat control tokens are always encoded as such: leave one of them out"
+    refuse(chat is False and setup.allow_control_tokens, "--allow-control-tokens", no_effect)
     require_new(record)
     if prompts is not None:
-        require_alone(prompt, stream=stream, compare=compare)
+        refuse(prompt is not None, "PROMPT", "both a prompt and --prompts were given: leave one of them out")
+        for name, is_given in (("--stream", stream), ("--compare", compare)):
+            refuse(is_given, name, f"it applies to one prompt, and --prompts gives several: leave {name} out")
     batch = None if prompts is None else read_prompts(prompts)
     task = Task(read_prompt(prompt) if batch is None else "", system, chat, decoder)
     require_sound(setup.model)
@@ -120,34 +107,31 @@ def generate(
 
 def check_output(params: SamplingParams, *, as_json: bool, stream: bool | None, colour: Colour) -> None:
     """Check that the output options fit together and to the parameters."""
-    if as_json and stream:
-        raise typer.BadParameter("--json prints one object at the end: leave --stream out", param_hint="--stream")
-    if as_json and colour is Colour.ALWAYS:
-        raise typer.BadParameter(
-            "--json prints one object without colours: leave one of them out", param_hint="--colour"
-        )
-    if stream and params.n > 1:
-        raise typer.BadParameter(f"--n {params.n} texts cannot be shown as one: leave --stream out", param_hint="--n")
+    refuse(as_json and stream, "--stream", "--json prints one object at the end: leave --stream out")
+    is_coloured = colour is Colour.ALWAYS
+    refuse(as_json and is_coloured, "--colour", "--json prints one object without colours: leave one of them out")
+    refuse(stream and params.n > 1, "--n", f"--n {params.n} texts cannot be shown as one: leave --stream out")
     for name, count in (("--logprobs", params.logprobs), ("--prompt-logprobs", params.prompt_logprobs)):
-        if count is not None and not as_json:
-            raise typer.BadParameter("log-probabilities are shown in the object of --json: add it", param_hint=name)
+        refuse(count is not None and not as_json, name, "log-probabilities are shown in the object of --json: add it")
 
 
 def check_material(setup: Setup, params: SamplingParams) -> None:
     """Check that a prediction and a drafter that uses it occur together, and likewise for grammars."""
-    methods = setup.methods()
-    if params.prediction is not None and not methods.traits.reads_predictions:
-        raise typer.BadParameter(
-            "no drafter uses the prediction: add '--draft prediction', or merge it with another, "
-            "'--draft prediction+suffix'",
-            param_hint="--prediction",
-        )
-    if params.prediction is None and methods.traits.reads_predictions:
-        raise typer.BadParameter(
-            "drafter 'prediction' has nothing to draft from: give a file with --prediction", param_hint="--draft"
-        )
-    if methods.traits.reads_grammars and params.constraint is None:
-        raise typer.BadParameter(
-            "drafter 'grammar' has nothing to draft from: give --json-schema, --regex or --grammar",
-            param_hint="--draft",
-        )
+    traits = setup.methods().traits
+    refuse(
+        params.prediction is not None and not traits.reads_predictions,
+        "--prediction",
+        "no drafter uses the prediction: add '--draft prediction', or merge it with another, "
+        "'--draft prediction+suffix'",
+    )
+    missing = "has nothing to draft from: give"
+    refuse(
+        traits.reads_predictions and params.prediction is None,
+        "--draft",
+        f"drafter 'prediction' {missing} a file with --prediction",
+    )
+    refuse(
+        traits.reads_grammars and params.constraint is None,
+        "--draft",
+        f"drafter 'grammar' {missing} --json-schema, --regex or --grammar",
+    )

@@ -58,6 +58,12 @@ def argument(default: Any, text: str, metavar: str | None = None, **settings: An
     return typer.Argument(default, help=text, metavar=metavar, rich_help_panel="Arguments", **settings)
 
 
+def refuse(is_wrong: object, option: str, reason: str) -> None:
+    """Raise a usage error that names the option, if its value does not fit to the others."""
+    if is_wrong:
+        raise typer.BadParameter(reason, param_hint=option)
+
+
 class Plain:
     """Mixin of commands and groups: values convert only where needed, and an option is given once."""
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from draftree.cli.layout import PlainCommand, argument, option
+from draftree.cli.layout import PlainCommand, argument, option, refuse
 from draftree.cli.options import AS_JSON, complete_cached, complete_model
 from draftree.cli.render import resolve_with_bar, short_bytes, short_count
 from draftree.core.errors import ModelNotFoundError, harmless, suggestion
@@ -39,8 +39,7 @@ def show_cache(
     as_json: bool = AS_JSON,
 ) -> None:
     """List the records and packed weights of loaded models, which shorten their next start."""
-    if clear and as_json:
-        raise typer.BadParameter("--clear has no output: leave one of them out", param_hint="--json")
+    refuse(clear and as_json, "--json", "--clear has no output: leave one of them out")
     # here, since they import torch
     from draftree.loading.native_start import SWITCH as PACKED_SWITCH
     from draftree.loading.native_start import keeps_packed, packed_folders, remove_packed
@@ -134,8 +133,8 @@ def default(context: typer.Context, as_json: bool = AS_JSON) -> None:
     """List the available models if no other action is named."""
     if context.invoked_subcommand is None:
         show_list(as_json=as_json)
-    elif as_json:
-        raise typer.BadParameter(f"write --json after '{context.invoked_subcommand}'", param_hint="--json")
+    else:
+        refuse(as_json, "--json", f"write --json after '{context.invoked_subcommand}'")
 
 
 @models.command("list", cls=PlainCommand)

@@ -21,6 +21,7 @@ import torch
 import typer
 
 from draftree.build import choose_methods
+from draftree.cli.layout import refuse
 from draftree.cli.options import Setup
 from draftree.cli.prompt import Request, Task
 from draftree.cli.render import Style, decode_rate, decoding_line, is_terminal, note, resolve_with_bar, say, waiting
@@ -436,13 +437,10 @@ class Recordings:
 
 def check_beside(setup: Setup, *, compare: bool, record: Path | None) -> None:
     """Check that comparisons and traces have a drafter and a single run."""
-    if record is not None and compare:
-        raise typer.BadParameter("a trace records one run: leave --compare out", param_hint="--record")
-    if record is not None and setup.is_plain:
-        raise typer.BadParameter("without a drafter there is nothing to record: add --draft", param_hint="--record")
-    if compare and setup.is_plain:
-        reason = "there is nothing to compare with: name a drafter with --draft"
-        raise typer.BadParameter(reason, param_hint="--compare")
+    is_plain, records = setup.is_plain, record is not None
+    refuse(records and compare, "--record", "a trace records one run: leave --compare out")
+    refuse(records and is_plain, "--record", "without a drafter there is nothing to record: add --draft")
+    refuse(compare and is_plain, "--compare", "there is nothing to compare with: name a drafter with --draft")
 
 
 def write_and_report(

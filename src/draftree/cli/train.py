@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 
 from draftree.cli.bench import listed
-from draftree.cli.layout import argument, group_of, option
+from draftree.cli.layout import argument, group_of, option, refuse
 from draftree.cli.options import Setup, takes, takes_setup, values_of
 from draftree.cli.render import CLEAR_LINE, INTERRUPTED, is_terminal, note, say, write
 from draftree.cli.train_data import data, prompts
@@ -392,16 +392,14 @@ def export(
     if to not in SERVERS:
         raise ConfigurationError(f"option --to is '{to}': {suggestion(to, SERVERS)}")
     if to == PACKAGE:
-        if served_as is not None:
-            raise typer.BadParameter("--to package names the target by itself: leave it out", param_hint="--served-as")
+        refuse(served_as is not None, "--served-as", "--to package names the target by itself: leave it out")
         from draftree.train.export import ship_head
 
         lines = ship_head(folder, target=target, output=output, licence=licence, int8=int8)
         say("".join(f"{line}\n" for line in lines))
         return
-    if licence is not None or int8:
-        option = "--int8" if licence is None else "--licence"
-        raise typer.BadParameter("only --to package takes it: leave it out", param_hint=option)
+    for name, is_given in (("--licence", licence is not None), ("--int8", int8)):
+        refuse(is_given, name, "only --to package takes it: leave it out")
     from draftree.train.export import export_drafter
 
     lines = export_drafter(folder, to=to, target=target, output=output, served_as=served_as)

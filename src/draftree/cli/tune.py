@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from draftree.cli.layout import argument, group_of, option
+from draftree.cli.layout import argument, group_of, option, refuse
 from draftree.cli.options import EXECUTION_OPTIONS, Setup, complete_draft, complete_model, takes, takes_setup, values_of
 from draftree.cli.render import (
     CLEAR_LINE,
@@ -133,13 +133,11 @@ def drafts(
     measured: every text is written plainly and with all that are left, in turn; slower ones are dropped early. All
     texts are compared with those of plain decoding. Ctrl-C keeps the measurements, and the same command continues.
     """
-    if show and forget:
-        raise typer.BadParameter("show or forget: leave one of them out", param_hint="--forget")
+    refuse(show and forget, "--forget", "show or forget: leave one of them out")
     if show or forget:
         show_kept(setup.model) if show else forget_kept(setup.model)
         return
-    if setup.model is None:
-        raise typer.BadParameter("name a model", param_hint="MODEL")
+    refuse(setup.model is None, "MODEL", "name a model")
     from draftree.lab.tune.drafts import DraftSearch, DraftTuneSettings
 
     search = DraftSearch(DraftTuneSettings(setup, **work), fetch=resolve_with_bar)
@@ -245,8 +243,7 @@ def forget_kept(model: str | None) -> None:
     from draftree.lab.tune.contest import forget_journals
     from draftree.loading.auto_draft import all_tuned, forget_tuned
 
-    if model is None:
-        raise typer.BadParameter("name the model whose results are removed", param_hint="MODEL")
+    refuse(model is None, "MODEL", "name the model whose results are removed")
     kept = all_tuned()
     fingerprints = {one.fingerprint for one in kept if model in (one.model, one.fingerprint)}
     if not fingerprints:

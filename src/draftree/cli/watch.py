@@ -17,13 +17,12 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import Any
 from urllib.parse import urlsplit
 
-import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from draftree.cli.layout import OUTPUT, argument, option
+from draftree.cli.layout import OUTPUT, argument, option, refuse
 from draftree.cli.render import is_terminal, say
 from draftree.core.errors import ConfigurationError, DraftreeError, harmless
 from draftree.core.files import parse_json
@@ -473,10 +472,8 @@ def watch(
         raise ConfigurationError(
             f"--interval is {interval}: it must be from {SHORTEST_SECONDS} to {LONGEST_SECONDS:.0f} seconds"
         )
-    if as_json and not once:
-        raise typer.BadParameter("the object of --json is one snapshot: add --once", param_hint="--json")
-    if not once and not is_terminal(sys.stdout):
-        raise typer.BadParameter("standard output is not a terminal: add --once", param_hint="--once")
+    refuse(as_json and not once, "--json", "the object of --json is one snapshot: add --once")
+    refuse(not once and not is_terminal(sys.stdout), "--once", "standard output is not a terminal: add --once")
     client = ServerClient(Address.parse(url), key if key is not None else os.environ.get(KEY_VARIABLE) or None)
     if once:
         print_snapshot(client, interval, as_json=as_json)
