@@ -76,18 +76,6 @@ def test_every_command_has_help_with_its_examples(
         assert [option for option in options if f"  {option}" not in out] == []
 
 
-def test_listing_and_help_do_not_wait_for_torch() -> None:
-    code = (
-        "import sys; from draftree.cli.main import run\n"
-        "for line in ('--help', 'methods', 'models', 'generate --help', 'chat --help', 'demo --help',"
-        "    'generate nowhere', 'x'):\n"
-        "    run(line.split())\n"
-        "    assert 'torch' not in sys.modules, line\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr.decode()
-
-
 def test_ctrl_c_shows_what_was_verified(endless: str) -> None:
     process = start(["generate", endless, "ab", "--stream", "--temperature", "0", "--max-tokens", "none"])
     assert process.stdout is not None
