@@ -21,8 +21,8 @@ from draftree.cli.options import (
     EXECUTION_OPTIONS,
     PROMPT,
     SYSTEM,
+    DecoderFlags,
     Setup,
-    decoder_of,
     import_engine,
     takes,
     takes_setup,
@@ -82,7 +82,7 @@ class SearchOptions:
 
 @takes_setup(*EXECUTION_OPTIONS, draft=None, generation_config="none")
 @takes("limits", values_of(SearchOptions))
-@takes("decoder", decoder_of)
+@takes("decoder", values_of(DecoderFlags))
 def beam(
     prompt: str | None = PROMPT,
     *,

@@ -19,12 +19,13 @@ from draftree.cli.options import (
     PROMPT,
     SYSTEM,
     TEXT,
+    DecoderFlags,
     Setup,
-    decoder_of,
     import_engine,
     require_new,
     takes,
     takes_setup,
+    values_of,
 )
 from draftree.cli.prompt import Request, Task, read_prompt, read_prompts
 from draftree.cli.render import Colour, Style, is_terminal
@@ -46,7 +47,7 @@ STREAM: Any = option(
 
 @takes("params", sampling_of())
 @takes_setup(*ALL_OPTIONS, *PARALLEL_OPTIONS)
-@takes("decoder", decoder_of)
+@takes("decoder", values_of(DecoderFlags))
 def generate(
     prompt: str | None = PROMPT,
     *,

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from draftree.build import Methods
     from draftree.llm import LLM
     from draftree.loading.loaded import LoadedModel
-    from draftree.options import DecoderOptions
 
 NEEDS_MODEL = "model"
 """The drafter whose name is completed together with its colon."""
@@ -130,9 +129,9 @@ def takes(
     ]
 
     def decorate(command: Command) -> Command:
-        own = evaluated(command, without=name)
-        assert name in own, f"'{command.__name__}' has no parameter '{name}'"
-        merged = [each for key, parameter in own.items() for each in (added if key == name else [parameter])]
+        declared = evaluated(command, without=name)
+        assert name in declared, f"'{command.__name__}' has no parameter '{name}'"
+        merged = [each for key, parameter in declared.items() for each in (added if key == name else [parameter])]
 
         @functools.wraps(command)
         def with_options(**values: Any) -> Any:
@@ -265,17 +264,17 @@ def takes_setup(*names: str, **others: Any) -> Callable[[Command], Command]:
         names: fields of `ModelOptions`.
         others: values of other fields; an option or argument is one of the command.
     """
-    own = {"model": MODEL} | {name: value for name, value in others.items() if isinstance(value, ParameterInfo)}
-    fixed = {name: value for name, value in others.items() if name not in own}
+    special = {"model": MODEL} | {name: value for name, value in others.items() if isinstance(value, ParameterInfo)}
+    fixed = {name: value for name, value in others.items() if name not in special}
 
     def make(**values: Any) -> Setup:
         return Setup(**values, **fixed)
 
     make.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [
-            option_of(field, own.get(field.name))
+            option_of(field, special.get(field.name))
             for field in dataclasses.fields(ModelOptions)
-            if field.name in (*names, *own)
+            if field.name in (*names, *special)
         ]
     )
     return takes("setup", make)
@@ -298,19 +297,16 @@ def option_of(field: dataclasses.Field[Any], shown: Any = None) -> inspect.Param
     )
 
 
-def decoder_of(
-    *,
+class DecoderFlags:
     decoder_prompt: str | None = option(
         None, "Encoder-decoder models: what the decoder continues; its tokens are not part of the text.", "TEXT", TEXT
-    ),
+    )
     source_lang: str | None = option(
         None,
         "Multilingual models: language of the prompt, as the tokenizer writes it (en, en_XX, eng_Latn).",
         "CODE",
         TEXT,
-    ),
+    )
     target_lang: str | None = option(
         None, "Multilingual models: language of the text, as the tokenizer writes it.", "CODE", TEXT
-    ),
-) -> DecoderOptions:
-    return {"decoder_prompt": decoder_prompt, "source_lang": source_lang, "target_lang": target_lang}
+    )
