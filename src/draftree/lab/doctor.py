@@ -33,7 +33,6 @@ from draftree.models.native.build import NativeUnavailableError, find_compiler
 from draftree.models.native.library import library
 from draftree.options import AUTO_DRAFT, ModelOptions
 from draftree.text.retokenize import VocabularyComparison, compare_vocabularies
-from draftree.text.tokenizer import Tokenizer
 from draftree.verifiers.base import Guarantee
 from draftree.weights.gguf_file import BlockShare, block_shares, forget_gguf, read_gguf
 
@@ -177,8 +176,23 @@ def expectations(
     draft_pass_seconds: float | None,
 ) -> Iterator[str]:
     """Yield one sentence for each relevant fact."""
-    yield _on_exactness(model)
-    yield _on_kernels(machine, model)
+    if model.is_exact:
+        yield (
+            "The same seed gives bit-identical text for every draft and every batch, "
+            "under a verifier that preserves the text ('coupled')"
+        )
+    else:
+        yield (
+            "A pass over several tokens may round differently from one over one: near-ties can change the text of a "
+            "seed"
+        )
+    if model.kernels != "torch":
+        yield f"Passes run in C with {machine.instructions}"
+    elif model.fallback_reason is None:
+        yield "Passes run through torch, as requested"
+    else:
+        advice = "; with a C compiler passes take a third of the time" if machine.compiler is None else ""
+        yield f"Passes run through torch, because {model.fallback_reason}{advice}"
     if model.quantization is not None:
         yield (
             f"Weights of kind {model.quantization} make a different model: its text differs from that of {model.dtype} "
@@ -196,24 +210,6 @@ def expectations(
         yield "Add --measure for speeds: memory bandwidth, pass times, and the acceptance that a draft needs"
 
 
-def _on_exactness(model: ModelReport) -> str:
-    if model.is_exact:
-        return (
-            "The same seed gives bit-identical text for every draft and every batch, "
-            "under a verifier that preserves the text ('coupled')"
-        )
-    return "A pass over several tokens may round differently from one over one: near-ties can change the text of a seed"
-
-
-def _on_kernels(machine: MachineReport, model: ModelReport) -> str:
-    if model.kernels != "torch":
-        return f"Passes run in C with {machine.instructions}"
-    if model.fallback_reason is None:
-        return "Passes run through torch, as requested"
-    advice = "; with a C compiler passes take a third of the time" if machine.compiler is None else ""
-    return f"Passes run through torch, because {model.fallback_reason}{advice}"
-
-
 def _on_speed(
     passes: Sequence[PassReport], *, draft: DraftReport | None, draft_pass_seconds: float | None
 ) -> Iterator[str]:
@@ -221,13 +217,10 @@ def _on_speed(
     yield (
         f"Plain decoding: about {1 / one.seconds:.0f} tokens/s; no kernel can exceed {1 / one.floor_seconds:.0f} here"
     )
-    wide = [entry for entry in passes[1:] if entry.seconds <= CHEAP * one.seconds]
-    if wide:
-        best = wide[-1]
-        extra = best.seconds / one.seconds - 1
+    if cheap := [entry for entry in passes[1:] if entry.seconds <= CHEAP * one.seconds]:
         yield (
-            f"A draft of {best.rows - 1} tokens that costs nothing pays if on average more than {extra:.2f} of them "
-            "are accepted per round"
+            f"A draft of {cheap[-1].rows - 1} tokens that costs nothing pays if on average more than "
+            f"{cheap[-1].seconds / one.seconds - 1:.2f} of them are accepted per round"
         )
     else:
         factor = passes[1].seconds / one.seconds
@@ -281,61 +274,52 @@ def examine(
     methods = settings.methods()
     for name in (settings.options.model, *methods.draft_models):
         fetch(name)
-    trusts = settings.options.trust_remote_code
     target = load_for(settings.options)
     if settings.options.draft == AUTO_DRAFT:
         choice = decide(target, settings.options.verify, None)
         settings = replace(settings, options=replace(settings.options, draft=choice.draft))
         methods = choose_methods(choice.draft, settings.options.verify, choice.plan)
-    tokenizer = None if target.folder is None else load_tokenizer(target.folder, trust_remote_code=trusts)
-    loaded: list[tuple[LoadedModel, DraftModelReport]] = []
+    length = min(LENGTH, target.model.max_length) if settings.length is None else settings.length
+    if length > target.model.max_length:
+        raise ConfigurationError(
+            f"length {length} was requested, but the context of '{settings.options.model}' is "
+            f"{target.model.max_length}: lower the length"
+        )
+    draft_models: list[tuple[LanguageModel, DraftModelReport]] = []
     parts = EngineParts(target.model, methods.verifier)
     draft = None
     if methods.drafters:
-        parts, draft = _examine_draft(settings, methods, target, tokenizer=tokenizer, loaded=loaded)
-    length = _length(settings, target.model)
+        parts, draft = _examine_draft(settings, methods, target, draft_models)
     memory = estimate_slots(parts, length)  # before measurements, which take memory of their own
     speeds, draft_seconds = None, None
     passes: tuple[PassReport, ...] = ()
     if settings.measure:
         speeds = measure_speeds(target.model.device, threads=torch.get_num_threads())
         passes = _passes(target, speeds)
-        if loaded:
-            draft_seconds = sum(_pass_seconds(model.model, (1,))[0][1] for model, _ in loaded)
+        if draft_models:
+            draft_seconds = sum(_pass_seconds(model, (1,))[0][1] for model, _ in draft_models)
     model = _model_report(target)
-    said = [*expectations(found, model, draft=draft, memory=memory, passes=passes, draft_pass_seconds=draft_seconds)]
+    notes = [*expectations(found, model, draft=draft, memory=memory, passes=passes, draft_pass_seconds=draft_seconds)]
     if methods.drafters and methods.verifier.promise(1.0) is Guarantee.LOSSY:
-        said.append(
+        notes.append(
             f"Verifier '{settings.options.verify}' is lossy above temperature 0: the text is not distributed as the "
             "model's own"
         )
-    return Diagnosis(found, model, draft, length, memory, speeds, passes, draft_seconds, tuple(said))
-
-
-def _length(settings: DoctorSettings, model: LanguageModel) -> int:
-    if settings.length is None:
-        return min(LENGTH, model.max_length)
-    if settings.length > model.max_length:
-        raise ConfigurationError(
-            f"length {settings.length} was requested, but the context of '{settings.options.model}' is "
-            f"{model.max_length}: lower the length"
-        )
-    return settings.length
+    return Diagnosis(found, model, draft, length, memory, speeds, passes, draft_seconds, tuple(notes))
 
 
 def _examine_draft(
     settings: DoctorSettings,
     methods: Methods,
     target: LoadedModel,
-    *,
-    tokenizer: Tokenizer | None,
-    loaded: list[tuple[LoadedModel, DraftModelReport]],
+    draft_models: list[tuple[LanguageModel, DraftModelReport]],
 ) -> tuple[EngineParts, DraftReport]:
-    """Return the parts, without a drafter that does not fit, and the report on the drafter."""
+    """Return the parts, without a drafter that does not fit, and the report on the drafter; adds its models."""
     trusts = settings.options.trust_remote_code
+    tokenizer = None if target.folder is None else load_tokenizer(target.folder, trust_remote_code=trusts)
 
     def load(name: str, quantization: str | None = None) -> LoadedDraftModel:
-        model = load_model(
+        loaded = load_model(
             name,
             dtype=target.model.dtype,
             device=settings.options.device,
@@ -343,12 +327,12 @@ def _examine_draft(
             quantization=quantization,
             trust_remote_code=trusts,
         )
-        own = None if model.folder is None else load_tokenizer(model.folder, trust_remote_code=trusts)
+        other = None if loaded.folder is None else load_tokenizer(loaded.folder, trust_remote_code=trusts)
         vocabulary = None
-        if own is not None and tokenizer is not None:
-            vocabulary = compare_vocabularies(tokenizer.vocabulary(), own.vocabulary())
-        loaded.append((model, DraftModelReport(_model_report(model), vocabulary)))
-        return LoadedDraftModel(model.model, own, name)
+        if other is not None and tokenizer is not None:
+            vocabulary = compare_vocabularies(tokenizer.vocabulary(), other.vocabulary())
+        draft_models.append((loaded.model, DraftModelReport(_model_report(loaded), vocabulary)))
+        return LoadedDraftModel(loaded.model, other, name)
 
     parts = EngineParts(target.model, methods.verifier)
     note = ""
@@ -358,16 +342,25 @@ def _examine_draft(
         note = parts.drafters[0].drafter.note
     except (ConfigurationError, VocabularyMismatchError) as error:
         problem = str(error)
-    nodes = methods.planner.default_nodes
-    return parts, DraftReport(str(settings.options.draft), nodes, tuple(report for _, report in loaded), note, problem)
+    nodes, reports = methods.planner.default_nodes, tuple(report for _, report in draft_models)
+    return parts, DraftReport(str(settings.options.draft), nodes, reports, note, problem)
 
 
 def _model_report(loaded: LoadedModel) -> ModelReport:
     model = loaded.model
-    check = loaded.model.self_check
+    check = model.self_check
+    family = ""
+    if loaded.folder is not None:
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(loaded.folder, local_files_only=True, trust_remote_code=loaded.runs_code)
+        family = str(config.model_type)
+    path = gguf_path(loaded.name) if loaded.quantization == GGUF else None
+    blocks = () if path is None else block_shares(read_gguf(path))
+    forget_gguf()
     return ModelReport(
         name=shown_name(loaded.name),
-        family=_family(loaded),
+        family=family,
         vocab_size=model.vocab_size,
         max_length=model.max_length,
         dtype=str(model.dtype).removeprefix("torch."),
@@ -381,26 +374,8 @@ def _model_report(loaded: LoadedModel) -> ModelReport:
         tree_error=None if check is None or not model.supports_trees else check.tree_error,
         tolerance=None if check is None else check.tolerance,
         footprint=model.footprint,
-        blocks=_blocks(loaded),
+        blocks=blocks,
     )
-
-
-def _blocks(loaded: LoadedModel) -> tuple[BlockShare, ...]:
-    path = gguf_path(loaded.name) if loaded.quantization == GGUF else None
-    if path is None:
-        return ()
-    found = block_shares(read_gguf(path))
-    forget_gguf()
-    return found
-
-
-def _family(loaded: LoadedModel) -> str:
-    if loaded.folder is None:
-        return ""
-    from transformers import AutoConfig
-
-    trusts = loaded.runs_code
-    return str(AutoConfig.from_pretrained(loaded.folder, local_files_only=True, trust_remote_code=trusts).model_type)
 
 
 def _passes(target: LoadedModel, speeds: Speeds) -> tuple[PassReport, ...]:

@@ -13,9 +13,11 @@ learns from verdicts.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, final
+from itertools import accumulate
+from typing import Any, final
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.node_map import NodeMap, first_levels, prune
@@ -29,54 +31,39 @@ from draftree.planners.base import Planner, require_effect
 
 def cut_to(tree: TokenTree, budget: Budget, parts: Sequence[DraftPart]) -> TokenTree:
     """Limit a recorded tree to a budget, with the part of each merged drafter limited to its own."""
-    limits = _limits(tree, budget, parts)
+    named = tree.sources or [[part.name for part in parts]] * len(tree)
+    makers = [[part for part in parts if is_by(names, part.name)] for names in named]
+    limits = _limits(tree, budget, parts, makers)
     kept: list[int] = []
-    whole = set[int]()
+    whole = {ROOT}
     for node, level in enumerate(depths(tree.parents)):
-        by = _parts_of(tree, node, parts)
-        limit = max((limits[part] for part in by), default=0)
-        if level <= limit and (tree.parents[node] == ROOT or tree.parents[node] in whole):
+        if tree.parents[node] in whole and level <= max((limits[part.name] for part in makers[node]), default=0):
             kept.append(node)
-            if _confidence(tree, node) >= budget.min_confidence and _survives(
-                tree, node, budget, [parts[p] for p in by]
-            ):
+            # the limit on survival applies to drafters with calibrated scores
+            is_calibrated = bool(tree.scores) and all(part.is_calibrated for part in makers[node])
+            survives = not is_calibrated or math.exp(tree.scores[node]) >= budget.min_survival
+            if survives and _confidence(tree, node) >= budget.min_confidence:
                 whole.add(node)
     held = NodeMap.keeping(tree.parents, kept).cut(tree)
     held = first_levels(held.parents, budget.num_nodes).cut(held)
-    return _without(held, [part.name for part, limit in zip(parts, limits, strict=True) if not limit])
+    # the names of drafters that were skipped go
+    skipped = [name for name, limit in limits.items() if not limit]
+    sources = [tuple([s for s in names if not any(is_by([s], name) for name in skipped)]) for names in held.sources]
+    return replace(held, sources=tuple(sources))
 
 
-def _limits(tree: TokenTree, budget: Budget, parts: Sequence[DraftPart]) -> list[int]:
+def _limits(
+    tree: TokenTree, budget: Budget, parts: Sequence[DraftPart], makers: Sequence[Sequence[DraftPart]]
+) -> dict[str, int]:
     """Return the levels of each drafter; 0 for one whose condition is not met."""
-    limits = [budget.of_part(part).depth for part in range(len(parts))]
-    if not tree.sources:
-        return limits
-    earlier = [node for node in range(len(tree)) if any(not parts[p].runs_model for p in _parts_of(tree, node, parts))]
-    others = NodeMap.keeping(tree.parents, earlier).cut(tree)
-    for part, condition in enumerate(budget.conditions):
-        if condition is not None and not condition.is_met([others]):
-            limits[part] = 0
+    limits = {part.name: budget.of_part(index).depth for index, part in enumerate(parts)}
+    if tree.sources:
+        earlier = [node for node in range(len(tree)) if any(not part.runs_model for part in makers[node])]
+        others = NodeMap.keeping(tree.parents, earlier).cut(tree)
+        for part, condition in zip(parts, budget.conditions, strict=False):
+            if condition is not None and not condition.is_met([others]):
+                limits[part.name] = 0
     return limits
-
-
-def _parts_of(tree: TokenTree, node: int, parts: Sequence[DraftPart]) -> list[int]:
-    if not tree.sources:
-        return list(range(len(parts)))
-    return [index for index, part in enumerate(parts) if is_by(tree.sources[node], part.name)]
-
-
-def _without(tree: TokenTree, names: Sequence[str]) -> TokenTree:
-    """Return the tree without the names of drafters that were skipped."""
-    if not names or not tree.sources:
-        return tree
-    left = tuple([tuple(s for s in own if not any(is_by([s], name) for name in names)) for own in tree.sources])
-    return replace(tree, sources=left)
-
-
-def _survives(tree: TokenTree, node: int, budget: Budget, by: Sequence[DraftPart]) -> bool:
-    """Return whether the drafters of a node would expand it, if the limit on survival applies to them."""
-    is_calibrated = bool(tree.scores) and all(part.is_calibrated for part in by)
-    return not is_calibrated or math.exp(tree.scores[node]) >= budget.min_survival
 
 
 def _confidence(tree: TokenTree, node: int) -> float:
@@ -94,18 +81,6 @@ def depth_of(tree: TokenTree, name: str) -> int:
 
 def is_by(names: Sequence[str], part: str) -> bool:
     return any(name == part or name.startswith(f"{part}/") for name in names)
-
-
-class CostModel(Protocol):
-    """Seconds of rounds that were not recorded."""
-
-    def pass_seconds(self, rows: int, *, batch: int, prefix: int) -> float:
-        """Return the seconds of a round without its draft."""
-        ...
-
-    def draft_seconds(self, part: int, depth: int) -> float:
-        """Return the seconds of a draft of `depth` levels by one of the drafters."""
-        ...
 
 
 @final
@@ -126,24 +101,23 @@ class TraceCosts:
     def _learn(self, one: TracedRound) -> None:
         drafted = sum(len(s.tree) if s.kept is None else len(s.kept) for s in one.steps)
         batch = len(one.steps)
+        draft = one.seconds["draft"]
         if one.num_rows == batch + drafted:
             prefix = sum(step.prefix for step in one.steps) // batch
-            draft = one.seconds["draft"]
             seconds = one.seconds["total"] - draft
             self._passes.observe(one.num_rows, batch, prefix, seconds=seconds, is_plain=not draft)
-        deepest = max(max(depths(step.tree.parents), default=0) for step in one.steps)
-        for costs, seconds in zip(self._drafts, one.part_seconds or (one.seconds["draft"],), strict=False):
-            if deepest:
+        if deepest := max(max(depths(step.tree.parents), default=0) for step in one.steps):
+            for costs, seconds in zip(self._drafts, one.part_seconds or (draft,), strict=False):
                 costs.observe(seconds, deepest, unread=0)
 
     def pass_seconds(self, rows: int, *, batch: int, prefix: int) -> float:
-        """Return the seconds by the cell of this batch and prefix."""
+        """Return the seconds of a round without its draft, by the cell of this batch and prefix."""
         if rows == batch:
             return self._passes.plain(batch)
         return self._passes.curve(batch, rows - batch)[-1]
 
     def draft_seconds(self, part: int, depth: int) -> float:
-        """Return the seconds of `depth` levels at the mean cost of a level."""
+        """Return the seconds of a draft of `depth` levels by one of the drafters, at the mean cost of a level."""
         return self._drafts[part].of(depth)
 
 
@@ -202,14 +176,10 @@ class Script:
 
     def drafted(self) -> TokenTree | None:
         """Return the draft at this position; None if the trace has none."""
-        step = self.steps.get(self.place)
-        if step is not None:
-            return step.tree
-        for position in range(self.place - 1, self.start - 1, -1):
-            if position in self.steps:
-                written = self.text[position - self.start : self.place - self.start]
-                return below(self.steps[position].tree, written)
-        return None
+        position = next((place for place in range(self.place, self.start - 1, -1) if place in self.steps), None)
+        if position is None or position == self.place:
+            return None if position is None else self.steps[position].tree
+        return below(self.steps[position].tree, self.text[position - self.start : self.place - self.start])
 
 
 def below(tree: TokenTree, tokens: Sequence[int]) -> TokenTree | None:
@@ -224,17 +194,17 @@ def below(tree: TokenTree, tokens: Sequence[int]) -> TokenTree | None:
 
 def scripts_of(trace: Trace) -> list[Script]:
     """Return the sequences of a trace, in order of admission."""
-    found: dict[str, Script] = {}
+    scripts: dict[str, Script] = {}
     for number, one in enumerate(trace.rounds):
         for step in one.steps:
-            script = found.get(step.sequence)
+            script = scripts.get(step.sequence)
             if script is None:
                 limit = step.prefix + step.room
-                script = found[step.sequence] = Script(step.sequence, step.prefix, limit, [], {}, number, step.prefix)
+                script = scripts[step.sequence] = Script(step.sequence, step.prefix, limit, [], {}, number, step.prefix)
             script.steps[step.prefix] = step
             script.text += step.tokens[: step.num_written]
             script.overhang = step.tokens[step.num_written :]
-    return list(found.values())
+    return list(scripts.values())
 
 
 @dataclass(slots=True)
@@ -243,7 +213,7 @@ class Simulation:
 
     trace: Trace
     planner: Planner[Any]
-    costs: CostModel
+    costs: TraceCosts
     counts: dict[str, float] = field(default_factory=dict)
 
     def run(self) -> Simulated:
@@ -274,26 +244,21 @@ class Simulation:
         ]
         offered = [self._drafted(script, budget) for script, budget in zip(running, held, strict=True)]
         one = recorded.get(tuple((script.name, script.place) for script in running))
-        same_draft = one is not None and all(tree == step.tree for tree, step in zip(offered, one.steps, strict=True))
-        drafting = self._part_seconds(held, offered, one if same_draft else None)
+        if one is not None and offered != [step.tree for step in one.steps]:
+            one = None
+        drafting = self._part_seconds(held, offered, one)
         kept: list[Sequence[int] | None] = [None] * len(running)
         if any(map(len, offered)):
-            kept = self.planner.trim(
-                states, offered, draft_seconds=one.seconds["draft"] if one is not None and same_draft else sum(drafting)
-            )
+            draft_seconds = sum(drafting) if one is None else one.seconds["draft"]
+            kept = self.planner.trim(states, offered, draft_seconds=draft_seconds)
         trees = [tree if nodes is None else prune(tree, nodes) for tree, nodes in zip(offered, kept, strict=True)]
-        same = (
-            same_draft
-            and one is not None
-            and all(
-                (None if nodes is None else tuple(nodes)) == step.kept
-                for nodes, step in zip(kept, one.steps, strict=True)
-            )
-        )
-        rows = tuple(self._walk(*given) for given in zip(running, trees, offered, strict=True))
-        record = self._record(rows, drafting, one if same else None)
-        firsts = [script.place == script.start for script in running]
-        self._count(record, is_first=any(firsts))
+        if one is not None and [None if nodes is None else tuple(nodes) for nodes in kept] != [
+            step.kept for step in one.steps
+        ]:
+            one = None
+        rows = tuple(map(self._walk, running, trees, offered))
+        record = self._record(rows, drafting, one)
+        self._count(record, is_first=any(script.place == script.start for script in running))
         self.planner.observe(states, record)
         for script, row in zip(running, rows, strict=True):
             script.place += row.num_written
@@ -376,23 +341,23 @@ class Bound:
     tokens_per_second: float
 
 
-def bounds(trace: Trace, costs: CostModel, sizes: Sequence[int]) -> list[Bound]:
+def bounds(trace: Trace, costs: TraceCosts, sizes: Sequence[int]) -> list[Bound]:
     """Return a bound for every size; 0 is plain decoding."""
-    return [_bound(trace, costs, size) for size in sizes]
-
-
-def _bound(trace: Trace, costs: CostModel, size: int) -> Bound:
-    rounds = tokens = 0
-    seconds = 0.0
-    for script in scripts_of(trace):
-        while not script.is_done:
-            coming = script.coming()
-            right = len(follow(script.drafted() or EMPTY, coming[:-1]))
-            accepted = min(size, right, len(coming) - 1)
-            rounds, tokens = rounds + 1, tokens + accepted + 1
-            seconds += costs.pass_seconds(1 + accepted, batch=1, prefix=script.place)
-            script.place += accepted + 1
-    return Bound(size, tokens / rounds if rounds else 0.0, tokens / seconds if seconds else 0.0)
+    found = []
+    for size in sizes:
+        rounds = tokens = 0
+        seconds = 0.0
+        for script in scripts_of(trace):
+            while not script.is_done:
+                coming = script.coming()
+                right = len(follow(script.drafted() or EMPTY, coming[:-1]))
+                accepted = min(size, right, len(coming) - 1)
+                rounds += 1
+                tokens += accepted + 1
+                seconds += costs.pass_seconds(1 + accepted, batch=1, prefix=script.place)
+                script.place += accepted + 1
+        found.append(Bound(size, tokens / rounds if rounds else 0.0, tokens / seconds if seconds else 0.0))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,28 +371,20 @@ class RankHits:
     @property
     def cumulated(self) -> tuple[float, ...]:
         """Share of all positions whose token is among the first 1, 2, … guesses."""
-        share = max(1, self.num_positions)
-        return tuple(sum(self.hits[: rank + 1]) / share for rank in range(len(self.hits)))
+        return tuple(hits / max(1, self.num_positions) for hits in accumulate(self.hits))
 
 
 def rank_hits(trace: Trace) -> RankHits:
     """Count the hits of a trace by rank; a failed sequence has no next token and is left out."""
-    steps = [step for one in trace.rounds for step in one.steps if step.tokens]
-    ranks = [_rank(step) for step in steps]
-    width = max((len(_guesses(step)) for step in steps), default=0)
-    drafted = sum(1 for step in steps if len(step.tree))
-    return RankHits(len(steps), drafted, tuple(ranks.count(rank) for rank in range(1, width + 1)))
-
-
-def _guesses(step: Step) -> Sequence[int]:
-    """Return the tokens of the root's children, in draft order."""
-    return [token for token, parent in zip(step.tree.tokens, step.tree.parents, strict=True) if parent < 0]
-
-
-def _rank(step: Step) -> int:
-    """Return the rank of the next token among the guesses, from 1; 0 if it is not among them."""
-    guesses = _guesses(step)
-    return guesses.index(step.tokens[0]) + 1 if step.tokens[0] in guesses else 0
+    ranks = Counter[int]()
+    positions = drafted = width = 0
+    for step in (step for one in trace.rounds for step in one.steps if step.tokens):
+        guesses = [t for t, parent in zip(step.tree.tokens, step.tree.parents, strict=True) if parent == ROOT]
+        ranks[guesses.index(step.tokens[0]) + 1 if step.tokens[0] in guesses else 0] += 1
+        positions += 1
+        drafted += bool(guesses)
+        width = max(width, len(guesses))
+    return RankHits(positions, drafted, tuple(ranks[rank] for rank in range(1, width + 1)))
 
 
 PLAIN = "fixed:0"
@@ -458,29 +415,23 @@ def replays(trace: Trace, plans: Sequence[str]) -> str:
             f"other plans can be simulated for {' and '.join(RULES)} only"
         )
     costs = TraceCosts(trace)
-    found = {plan: Simulation(trace, planner_of(trace, plan), costs).run() for plan in dict.fromkeys((PLAIN, *plans))}
-    plain = found[PLAIN].tokens_per_second
+    runs = {plan: Simulation(trace, planner_of(trace, plan), costs).run() for plan in dict.fromkeys((PLAIN, *plans))}
+    plain = runs[PLAIN].tokens_per_second
     lines = [f"{header.model}, {header.draft}, recorded under {header.plan}; seconds from the trace", "", HEAD]
-    lines += [_line("plain" if plan == PLAIN else plan, one, plain) for plan, one in found.items()]
+    for plan, run in runs.items():
+        ratio = run.tokens_per_second / plain if plain else 0.0
+        lines.append(
+            f"{'plain' if plan == PLAIN else plan:<20}{run.acceptance_length:>16.2f}{run.drafted:>10}{run.accepted:>10}"
+            f"{run.tokens_per_second:>10.1f}{ratio:>9.2f}{run.missing:>9}"
+        )
     lines += ["", "bounds: only nodes that will be accepted, free drafts, one sequence at a time"]
     lines += [
         f"{f'{bound.num_nodes} nodes':<20}{bound.acceptance_length:>16.2f}{bound.tokens_per_second:>30.1f}"
         for bound in bounds(trace, costs, BOUND_SIZES)
     ]
-    return "\n".join([*lines, "", *_rank_lines(trace)])
-
-
-def _rank_lines(trace: Trace) -> list[str]:
-    """Return lines on the frequency of the target's next token among the first guesses."""
-    found = rank_hits(trace)
-    counts = f"{found.num_positions} positions ({found.num_drafted} drafted)"
-    head = f"the target's next token among the first guesses, of {counts}"
-    return [head, *(f"{f'first {rank}':<20}{share:>16.3f}" for rank, share in enumerate(found.cumulated, 1))]
-
-
-def _line(name: str, one: Simulated, plain: float) -> str:
-    ratio = one.tokens_per_second / plain if plain else 0.0
-    return (
-        f"{name:<20}{one.acceptance_length:>16.2f}{one.drafted:>10}{one.accepted:>10}"
-        f"{one.tokens_per_second:>10.1f}{ratio:>9.2f}{one.missing:>9}"
+    hits = rank_hits(trace)
+    counts = f"{hits.num_positions} positions ({hits.num_drafted} drafted)"
+    lines += ["", f"the target's next token among the first guesses, of {counts}"]
+    return "\n".join(
+        [*lines, *(f"{f'first {rank}':<20}{share:>16.3f}" for rank, share in enumerate(hits.cumulated, 1))]
     )
