@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import NamedTuple, final
+from typing import final
 
 import numpy as np
 import torch
@@ -369,133 +369,71 @@ class CountPenalty(Processor):
 # of the rule: arXiv 1705.04304, section 2.5.
 
 
-def ban_repeated_ngrams(
-    scores: Tensor,
-    tokens: Tensor,
-    *,
-    size: int,
-    lengths: Tensor | None = None,
-    starts: Tensor | None = None,
-    waits: bool | None = None,
-) -> Tensor:
+def ban_repeated_ngrams(scores: Tensor, tokens: Tensor, *, size: int, waits: bool | None = None) -> Tensor:
     """Ban the tokens that would repeat an n-gram of their own row.
 
     Args:
         scores: logits or log-probabilities, float of shape (rows, vocab); changed in place. Ids at or above its width
             are ignored.
-        tokens: integers of shape (rows, width) on the device of the scores; row i's text is in the columns from
-            `starts[i]` up to `lengths[i]`, and other columns may hold anything.
-        size: tokens of an n-gram, at least 1. At 1 every token of the row's text is banned, an end-of-text token or
-            start token among them included.
-        lengths: ends of the texts, shape (rows,); None for the whole width.
-        starts: beginnings of the texts, shape (rows,); None for column 0. The prompt's length excludes the prompt.
+        tokens: integers of shape (rows, width) on the device of the scores.
+        size: tokens of an n-gram, at least 1. At 1 every token of the row is banned, an end-of-text token or start
+            token among them included.
         waits: whether the host may wait for the device in order to write only to the places found; None for only
             if the scores are in host memory. Otherwise the scores at the row's own tokens are written without a wait.
     """
-    contexts = _contexts(tokens, size, lengths, starts)[:, None]
-    return _ban(scores, _Texts(tokens, starts, lengths), contexts, waits=waits)
+    return ban_ngrams_of_source(scores, tokens, tokens, size=size, waits=waits)
 
 
 def ban_ngrams_of_source(
-    scores: Tensor,
-    tokens: Tensor,
-    source: Tensor,
-    *,
-    size: int,
-    lengths: Tensor | None = None,
-    starts: Tensor | None = None,
-    source_lengths: Tensor | None = None,
-    source_starts: Tensor | None = None,
-    waits: bool | None = None,
+    scores: Tensor, tokens: Tensor, source: Tensor, *, size: int, waits: bool | None = None
 ) -> Tensor:
     """Ban the tokens that would write an n-gram of another text, such as the source of an encoder-decoder model.
 
     Args:
-        source: integers of shape (sources, source width); every source belongs to rows / sources adjacent rows.
-        size: as for `ban_repeated_ngrams`; at 1 every token of the source is banned.
-        source_lengths: ends of the sources, shape (sources,); None for the whole width.
-        source_starts: beginnings of the sources, shape (sources,); None for column 0.
+        source: integers of shape (sources, source width); every source belongs to rows / sources adjacent rows. Other
+            arguments as for `ban_repeated_ngrams`.
     """
-    if len(tokens) % len(source):
-        raise ValueError(f"{len(tokens)} rows cannot be divided among {len(source)} sources: give rows of all sources")
-    contexts = _contexts(tokens, size, lengths, starts)
-    contexts = contexts.view(len(source), len(tokens) // len(source), size - 1)
-    return _ban(scores, _Texts(source, source_starts, source_lengths), contexts, waits=waits)
-
-
-class _Texts(NamedTuple):
-    """Texts whose n-grams are banned: the columns from `starts` up to `lengths` of each row of `tokens`."""
-
-    tokens: Tensor
-    starts: Tensor | None
-    lengths: Tensor | None
-
-    def are_inside(self, rows: Tensor, first: Tensor, size: int) -> Tensor:
-        """Whether the n-grams that begin at these columns are inside the texts of these rows; the shapes broadcast."""
-        inside = torch.ones((), dtype=torch.bool, device=first.device)
-        if self.starts is not None:
-            inside = inside & (first >= self.starts[rows])
-        return inside if self.lengths is None else inside & (first + size <= self.lengths[rows])
-
-
-def _contexts(tokens: Tensor, size: int, lengths: Tensor | None, starts: Tensor | None) -> Tensor:
-    """Return the last size - 1 tokens of each row; -1 where a row has fewer."""
     if size < 1:
         raise ValueError(f"size={size}: an n-gram has at least 1 token")
-    rows, width = tokens.shape
-    if lengths is None:
-        lengths = torch.full((rows,), width, device=tokens.device)
-    columns = lengths[:, None] - torch.arange(size - 1, 0, -1, device=tokens.device)
-    missing = columns < (0 if starts is None else starts[:, None])
-    if not width:
-        return columns.fill_(-1)
-    return tokens.gather(1, columns.clamp(min=0)).masked_fill(missing, -1)
-
-
-def _ban(scores: Tensor, texts: _Texts, contexts: Tensor, *, waits: bool | None) -> Tensor:
-    """Write -inf to the scores of the tokens that followed each context in its text.
-
-    Args:
-        scores: shape (groups * members, vocab).
-        contexts: shape (groups, members, size - 1).
-    """
-    if texts.tokens.shape[1] < contexts.shape[2] + 1:
+    if len(tokens) % len(source):
+        raise ValueError(f"{len(tokens)} rows cannot be divided among {len(source)} sources: give rows of all sources")
+    last, width = size - 1, tokens.shape[1]
+    if width < last or source.shape[1] < size:
         return scores
+    contexts = tokens[:, width - last :].reshape(len(source), len(tokens) // len(source), last)
     may_wait = on_host(scores) if waits is None else waits
-    return _ban_places(scores, texts, contexts) if may_wait else _ban_followers(scores, texts, contexts)
+    return _ban_places(scores, source, contexts) if may_wait else _ban_followers(scores, source, contexts)
 
 
-def _ban_places(scores: Tensor, texts: _Texts, contexts: Tensor) -> Tensor:
-    """Find the places first, comparing one column of all texts and few places of the others; the host waits."""
+def _ban_places(scores: Tensor, source: Tensor, contexts: Tensor) -> Tensor:
+    """Write -inf to the scores (groups * members, vocab) of the tokens that followed contexts (groups, members, n-1).
+
+    The places are found first, by one column of all sources and few places of the others; the host waits.
+    """
     groups, members, last = contexts.shape
-    tokens = texts.tokens
-    num_windows = tokens.shape[1] - last
-    found = torch.ones(groups, members, num_windows, dtype=torch.bool, device=tokens.device)
+    num_windows = source.shape[1] - last
+    found = torch.ones(groups, members, num_windows, dtype=torch.bool, device=source.device)
     if last:
-        found = contexts[:, :, -1:] == tokens[:, None, last - 1 : last - 1 + num_windows]
+        found = contexts[:, :, -1:] == source[:, None, last - 1 : last - 1 + num_windows]
     places = found.view(-1).nonzero()[:, 0]
     rows = places // num_windows
     first, group = places - rows * num_windows, rows // members
-    inside = texts.are_inside(group, first, last + 1).expand_as(first)
+    ids = source[group, first + last]
+    fits = ids < scores.shape[1]
     for column in range(last - 1):
-        inside = inside & (tokens[group, first + column] == contexts.view(-1, last)[rows, column])
-    ids = tokens[group, first + last]
-    inside = inside & (ids < scores.shape[1])
-    scores[rows[inside], ids[inside].long()] = -math.inf
+        fits &= source[group, first + column] == contexts.view(-1, last)[rows, column]
+    scores[rows[fits], ids[fits].long()] = -math.inf
     return scores
 
 
-def _ban_followers(scores: Tensor, texts: _Texts, contexts: Tensor) -> Tensor:
+def _ban_followers(scores: Tensor, source: Tensor, contexts: Tensor) -> Tensor:
     """Lower the score of every token that has n-1 tokens before it to -inf or +inf, which leaves it; without a wait."""
     groups, members, last = contexts.shape
-    tokens = texts.tokens
-    num_windows = tokens.shape[1] - last
-    first = torch.arange(num_windows, device=tokens.device)
-    ids = tokens[:, last:]
-    found = texts.are_inside(torch.arange(groups, device=tokens.device)[:, None], first, last + 1)
-    found = (found & (ids < scores.shape[1]))[:, None].expand(groups, members, num_windows)
+    num_windows = source.shape[1] - last
+    ids = source[:, last:]
+    found = (ids < scores.shape[1])[:, None].expand(groups, members, num_windows)
     for column in range(last):
-        found = found & (contexts[:, :, column : column + 1] == tokens[:, None, column : column + num_windows])
+        found = found & (contexts[:, :, column : column + 1] == source[:, None, column : column + num_windows])
     targets = ids.long()[:, None].masked_fill(~found, 0).view(-1, num_windows)
     limits = scores.new_full((), math.inf).expand(found.shape).masked_fill(found, -math.inf).view(-1, num_windows)
     return scores.scatter_reduce_(1, targets, limits, "amin")

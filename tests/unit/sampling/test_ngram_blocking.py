@@ -13,8 +13,13 @@ from torch import Tensor
 from draftree.sampling.logits_processors import ban_ngrams_of_source, ban_repeated_ngrams
 
 VOCAB = 5
-ROWS = st.lists(st.tuples(st.lists(st.integers(0, VOCAB + 1), max_size=12), st.integers(0, 3)), min_size=1, max_size=6)
-"""Texts, some of whose tokens are beyond the scores' width, and tokens before them that do not count."""
+WIDTHS = st.integers(0, 12)
+
+
+def texts(count: int, width: int) -> st.SearchStrategy[list[list[int]]]:
+    """Texts of one width, some of whose tokens are beyond the scores' width."""
+    text = st.lists(st.integers(0, VOCAB + 1), min_size=width, max_size=width)
+    return st.lists(text, min_size=count, max_size=count)
 
 
 def searched(text: list[int], newest: list[int], size: int) -> set[int]:
@@ -23,16 +28,6 @@ def searched(text: list[int], newest: list[int], size: int) -> set[int]:
         return set()
     context = newest[len(newest) - size + 1 :]
     return {text[end] for end in range(size - 1, len(text)) if text[end - size + 1 : end] == context}
-
-
-def padded(rows: list[tuple[list[int], int]], junk: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows as a tensor with tokens before and after each text, their starts and their lengths."""
-    width = max(len(text) + before for text, before in rows) + 2
-    tokens = torch.full((len(rows), width), junk)
-    for row, (text, before) in enumerate(rows):
-        tokens[row, before : before + len(text)] = torch.tensor(text, dtype=torch.int64)
-    starts = torch.tensor([before for _, before in rows])
-    return tokens, starts, starts + torch.tensor([len(text) for text, _ in rows])
 
 
 def expected(scores: Tensor, banned: list[set[int]]) -> Tensor:
@@ -45,34 +40,26 @@ def expected(scores: Tensor, banned: list[set[int]]) -> Tensor:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-@given(ROWS, st.integers(1, 5), st.sampled_from([-1, 0, 1]), st.sampled_from([torch.float32, torch.bfloat16]))
-def test_repeated_ngrams(
-    waits: bool, rows: list[tuple[list[int], int]], size: int, junk: int, dtype: torch.dtype
-) -> None:
-    tokens, starts, lengths = padded(rows, junk)
+@given(st.data(), st.integers(1, 5), st.sampled_from([torch.float32, torch.bfloat16]))
+def test_repeated_ngrams(waits: bool, data: st.DataObject, size: int, dtype: torch.dtype) -> None:
+    rows = data.draw(texts(data.draw(st.integers(1, 6)), data.draw(WIDTHS)))
     scores = torch.randn(len(rows), VOCAB).to(dtype)
-    wanted = expected(scores, [searched(text, text, size) for text, _ in rows])
-    found = ban_repeated_ngrams(scores, tokens, size=size, lengths=lengths, starts=starts, waits=waits)
+    wanted = expected(scores, [searched(text, text, size) for text in rows])
+    found = ban_repeated_ngrams(scores, torch.tensor(rows, dtype=torch.int64), size=size, waits=waits)
     assert found is scores
     assert torch.equal(scores, wanted)
 
 
 @pytest.mark.parametrize("waits", [True, False])
-@given(ROWS, ROWS, st.integers(1, 4), st.sampled_from([-1, 0, 1]))
-def test_ngrams_of_a_source(
-    waits: bool, rows: list[tuple[list[int], int]], sources: list[tuple[list[int], int]], size: int, junk: int
-) -> None:
+@given(st.data(), st.integers(1, 4))
+def test_ngrams_of_a_source(waits: bool, data: st.DataObject, size: int) -> None:
     members = 2
-    rows = (rows * members * len(sources))[: members * len(sources)]
-    tokens, starts, lengths = padded(rows, junk)
-    source, source_starts, source_lengths = padded(sources, junk)
+    sources = data.draw(texts(data.draw(st.integers(1, 3)), data.draw(WIDTHS)))
+    rows = data.draw(texts(members * len(sources), data.draw(WIDTHS)))
     scores = torch.randn(len(rows), VOCAB)
-    banned = [searched(sources[row // members][0], text, size) for row, (text, _) in enumerate(rows)]
-    wanted = expected(scores, banned)
-    ban_ngrams_of_source(
-        scores, tokens, source, size=size, lengths=lengths, starts=starts,
-        source_lengths=source_lengths, source_starts=source_starts, waits=waits,
-    )  # fmt: skip
+    wanted = expected(scores, [searched(sources[row // members], text, size) for row, text in enumerate(rows)])
+    tokens, source = (torch.tensor(entries, dtype=torch.int64) for entries in (rows, sources))
+    ban_ngrams_of_source(scores, tokens, source, size=size, waits=waits)
     assert torch.equal(scores, wanted)
 
 
@@ -82,18 +69,6 @@ def test_whole_rows_and_a_view_of_wider_scores(waits: bool | None) -> None:
     wide = torch.zeros(3, 8)
     ban_repeated_ngrams(wide[:, 2:7], tokens, size=2, waits=waits)
     assert wide.isneginf().nonzero().tolist() == [[0, 4], [1, 5]]
-
-
-@pytest.mark.parametrize("waits", [True, False])
-def test_texts_without_tokens_ban_nothing(waits: bool) -> None:
-    scores = torch.zeros(2, 4)
-    for size in (1, 2, 3):
-        ban_repeated_ngrams(scores, torch.empty(2, 0, dtype=torch.int64), size=size, waits=waits)
-        ban_ngrams_of_source(
-            scores, torch.empty(2, 0, dtype=torch.int64), torch.tensor([[1, 2, 3]]), size=size + 1, waits=waits
-        )
-        ban_ngrams_of_source(scores, torch.tensor([[1], [2]]), torch.empty(1, 0).long(), size=size, waits=waits)
-    assert not scores.isinf().any()
 
 
 def test_bad_arguments_are_refused() -> None:
