@@ -78,8 +78,6 @@ def shown_name(name: str) -> str:
 
 MAX_JSON_BYTES = 64 << 20
 """Largest file, or line of a file of JSON lines, that is read: twice the largest known tokenizer.json."""
-
-
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 """What a reader of parsed content raises for values that are missing or of another type."""
 
@@ -89,7 +87,6 @@ class JsonError(ValueError):
 
 
 def parse_json(content: str | bytes) -> Any:
-    """Parse JSON, text or its bytes in UTF-8."""
     try:
         text = content.decode("utf-8-sig") if isinstance(content, bytes) else content
         return json.loads(text)

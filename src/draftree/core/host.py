@@ -228,7 +228,6 @@ class _Given:
 
 
 def own_choice() -> tuple[ProcessorFacts, ThreadChoice]:
-    """Return the processors of this process and the choice of threads."""
     facts = read_processors()
     return facts, choose_threads(facts)
 
@@ -416,7 +415,6 @@ SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)", re.ASCII)
 
 
 def parse_size(text: str | int) -> int:
-    """Return the bytes of a size such as "8GB", "1.5GiB" or 600000000."""
     if isinstance(text, int) and not isinstance(text, bool) and text > 0:
         return text
     found = SIZE.fullmatch(text.strip()) if isinstance(text, str) else None

@@ -36,7 +36,6 @@ class NodeMap:
 
     @classmethod
     def identity(cls, parents: Sequence[int]) -> NodeMap:
-        """Every node stays where it is."""
         return cls(tuple(parents), tuple(range(len(parents))), len(parents))
 
     @classmethod
@@ -259,7 +258,6 @@ class _Growing:
         self.sources[node] = tuple(dict.fromkeys((*self.sources[node], *names)))
 
     def result(self, trees: Sequence[TokenTree], places: Sequence[Sequence[int]], draw: Draw) -> MergedTree:
-        """The tree, and where the nodes of its parts are."""
         tree = TokenTree(
             tuple(self.tokens),
             tuple(self.parents),

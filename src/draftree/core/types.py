@@ -57,7 +57,6 @@ class Budget:
     conditions: tuple[DraftCondition | None, ...] = ()
 
     def within(self, num_nodes: int, depth: int) -> Budget:
-        """Return the budget with these limits applied."""
         nodes, levels = max(0, min(self.num_nodes, num_nodes)), max(0, min(self.depth, depth))
         return replace(self, num_nodes=nodes, depth=levels)
 

@@ -108,7 +108,6 @@ class Distributions:
         return NodeDistributions(self, index)
 
     def span(self, index: int) -> slice:
-        """Where the rows of a sequence lie."""
         return slice(self._starts[index], self._starts[index + 1])
 
     def _processed(self) -> Tensor:
@@ -147,14 +146,14 @@ class Distributions:
         pairs = zip(self._starts, rows, strict=False)
         return [all(good[start + row] for row in counted) for start, counted in pairs]
 
-    def perturbed(self, streams: Sequence[Noise], *, in_place: bool = False) -> Tensor:
+    def perturbed(self, streams: Sequence[Noise]) -> Tensor:
         """Processed logits over temperature, plus each sequence's noise; at temperature 0 without noise.
 
         Returns:
             Shape (rows, vocab). The largest entry of a row is its pick; the k largest are k draws without
             replacement from its distribution (Gumbel-top-k).
         """
-        return perturbed(self.logits, self._noise(streams), overwrites=in_place)
+        return perturbed(self.logits, self._noise(streams))
 
     def perturbed_rows(self, streams: Sequence[Noise]) -> Tensor:
         """As `perturbed`, but with one noise per row: children of different nodes are independent draws."""
@@ -246,21 +245,17 @@ class NodeDistributions:
 
     @property
     def positions(self) -> list[int]:
-        """Position of the token that each row chooses."""
         return self.source.positions
 
     @property
     def logits(self) -> Tensor:
-        """Processed logits over temperature, shape (rows, vocab); -inf where a control forbids the token."""
         return self._distributions.logits[self._span]
 
     @property
     def raw(self) -> Tensor:
-        """The model's own logits, shape (rows, vocab)."""
         return self._distributions.raw[self._span]
 
     def picks(self) -> list[int]:
-        """The request's pick at every row."""
         return self._distributions.picks()[self._span]
 
     def probs(self, rows: Sequence[int] | slice = slice(None)) -> Tensor:

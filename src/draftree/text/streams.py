@@ -286,7 +286,6 @@ class TextScheme:
     streams: bool = True  # whether text is available before the sequence is complete
 
     def text_of(self, ids: Iterable[int]) -> str:
-        """Return the joined pieces of a whole sequence."""
         stream = self.open()
         pieces = [stream.push(i) for i in ids if i not in self.skipped]
         return "".join(pieces) + stream.finish()

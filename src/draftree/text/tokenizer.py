@@ -228,14 +228,12 @@ class Tokenizer:
 
     @property
     def template_variables(self) -> frozenset[str]:
-        """Names of the variables that the chat template reads."""
         from draftree.text.chat.templates import variables_of
 
         return variables_of(self.chat_template or "")
 
     @property
     def template_uses_tools(self) -> bool:
-        """Whether the chat template reads the tools of a conversation."""
         return "tools" in self.template_variables
 
     @property
@@ -250,7 +248,6 @@ class Tokenizer:
 
     @property
     def bos_token_id(self) -> int | None:
-        """The tokenizer's own begin-of-text token."""
         return self._backend.bos_token_id
 
     @property

@@ -235,7 +235,7 @@ def test_distributions_may_be_lost_on_the_way_to_the_picks(paths: list[list[int]
     raw = random_logits(len(paths))
     rows = entry(values, written(1, 2), paths, seed=4)
     kept = Distributions(TensorLogits(raw), [rows]).perturbed([Noise(4)])
-    lost = Distributions(TensorLogits(raw.clone()), [rows], overwrites=True).perturbed([Noise(4)], in_place=True)
+    lost = Distributions(TensorLogits(raw.clone()), [rows], overwrites=True).perturbed([Noise(4)])
     assert torch.equal(kept, lost)
     # siblings are at one position and share its noise
     one_by_one = [

@@ -41,7 +41,6 @@ class Compilations:
         self._done: OrderedDict[Key, Any] = OrderedDict()
 
     def is_done(self, key: Key) -> bool:
-        """Return whether a result is cached."""
         with self._changed:
             return key in self._done
 
@@ -116,11 +115,9 @@ class Grammars:
         return guide
 
     def is_compiled(self, params: SamplingParams) -> bool:
-        """Whether the compiled grammar of these parameters is cached."""
         return params.constraint is not None and self._compilations.is_done(_key(params))
 
     def compile(self, params: SamplingParams) -> Any:
-        """Return the compiled grammar of these parameters; it is cached."""
         kind, text, prefix = _key(params)
         try:
             return self._compilations.get((kind, text, prefix), lambda: self._compiled(params))

@@ -77,22 +77,17 @@ class Rules:
         return name
 
     def define(self, name: str, alternatives: Iterable[Alternative]) -> None:
-        """Set the alternatives of a rule."""
         self._rules[name] = list(alternatives)
 
     def add(self, *alternatives: Alternative) -> Ref:
-        """Add a rule."""
         name = self.reserve()
         self.define(name, alternatives)
         return Ref(name)
 
-    def add_language(self, languages: Languages, language: Language, encode: Encoding, *, end: str = "") -> Ref:
-        """Add rules for the texts of a language."""
+    def add_language(self, languages: Languages, language: Language, encode: Encoding) -> Ref:
         if not language.is_plain:
-            return self.add_automaton(languages.automaton(language), encode, end=end)
-        if language is languages.nothing:
-            return self.add()
-        return self.add([_expression(language, encode), *([end] if end else [])])
+            return self.add_automaton(languages.automaton(language), encode)
+        return self.add() if language is languages.nothing else self.add([_expression(language, encode)])
 
     def add_automaton(self, automaton: Automaton, encode: Encoding, *, end: str = "") -> Ref:
         """Add rules for the texts of an automaton, each followed by `end`."""
@@ -157,12 +152,10 @@ class Rules:
 
 
 def literal(text: str) -> str:
-    """Return a text as a literal of EBNF."""
     return '"' + "".join(map(_in_literal, text)) + '"'
 
 
 def terminal(marker: Marker) -> str:
-    """Return EBNF of a text or special token."""
     return f"Token({marker})" if isinstance(marker, int) else literal(marker)
 
 
@@ -274,7 +267,6 @@ def require_bounded_grammar(text: str) -> None:
 
 
 def require_length(text: str, most: int) -> None:
-    """Raise ValueError for a grammar that is too long."""
     if len(text) > most:
         raise ValueError(f"it has {len(text)} characters, and at most {most} are compiled: shorten it")
 

@@ -174,7 +174,6 @@ def _listed(words: np.ndarray, vocab_size: int) -> Allowed:
 
 
 def _common(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return the length of the common prefix of two token sequences."""
     for place, (token, other) in enumerate(zip(left, right, strict=False)):
         if token != other:
             return place

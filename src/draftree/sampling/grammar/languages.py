@@ -108,15 +108,12 @@ class Languages:
         return self._nodes[key]
 
     def chars(self, ranges: Ranges) -> Language:
-        """Return the texts of one of these characters."""
         return self._node("chars", ranges, False, True)
 
     def text(self, text: str) -> Language:
-        """Return the language of one text."""
         return self.seq(*(self.chars(((ord(character),) * 2,)) for character in text))
 
     def seq(self, *parts: Language) -> Language:
-        """Return the texts of the parts, one after the other."""
         rest = self.empty_text
         for part in reversed(parts):
             rest = self._pair(part, rest)
@@ -194,13 +191,11 @@ class Languages:
         return self._node("machine", (machine, state), machine.accepts(state), False)
 
     def matches(self, language: Language, text: str) -> bool:
-        """Return whether a text is in a language."""
         for character in text:
             language = self.derivative(language, ord(character))
         return language.is_nullable
 
     def derivative(self, language: Language, code: int) -> Language:
-        """Return what may follow a character."""
         key = (language, code)
         if key not in self._derivatives:
             if len(self._derivatives) >= MAX_DERIVATIVES:

@@ -51,7 +51,6 @@ class Regex:
 
 
 def parse(text: str) -> Regex:
-    """Read an expression."""
     require_length(text, MAX_CHARACTERS)
     return _Parser(text).parse()
 

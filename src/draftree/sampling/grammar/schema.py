@@ -143,11 +143,9 @@ class References:
             self._index(part, base, "/".join([path, *(key.replace("~", "~0").replace("/", "~1") for key in keys)]))
 
     def path_of(self, schema: Any) -> str:
-        """Return the JSON pointer of a schema of the document."""
         return self._paths.get(id(schema), "#")
 
     def target(self, schema: dict[str, Any]) -> Any:
-        """Return the schema that a reference leads to."""
         if id(schema) not in self._targets:
             self._targets[id(schema)] = self._find(schema["$ref"], self._bases[id(schema)], self._paths[id(schema)])
         return self._targets[id(schema)]

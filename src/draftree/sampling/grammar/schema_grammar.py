@@ -62,7 +62,6 @@ class SchemaGrammar:
 
 @lru_cache(64)
 def schema_grammar(text: str) -> SchemaGrammar:
-    """Compile a schema."""
     rules = Rules()
     compiler = SchemaCompiler(rules)
     ebnf = rules.text(compiler.add(text))
@@ -134,7 +133,6 @@ class SchemaCompiler:
         return tuple(self._reports)
 
     def add(self, text: str, form: Form = Form.JSON) -> Ref:
-        """Add rules for the texts of a schema."""
         self._root = json.loads(text)
         self._references = References(self._root)
         self.__dict__.pop("_validator", None)
@@ -214,7 +212,6 @@ class SchemaCompiler:
         return None
 
     def _get(self, item: _Item, word: str, *kinds: type) -> Any:
-        """Return the value of a keyword."""
         value = item.schema[word]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             names = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}
@@ -594,7 +591,6 @@ class SchemaCompiler:
         limit = least if most is None else most + 1  # a higher count makes no difference
 
         def end(count: int, *, is_first: bool) -> Sequence[Part]:
-            """Return the free members."""
             missing, room = max(0, least - count), None if most is None else most - count
             if pair is None or room == 0:
                 return nothing if missing else []
@@ -692,12 +688,10 @@ class _Members:
         self._is_open = self._has_others or not is_closed
 
     def named(self) -> Iterator[str]:
-        """Yield the names of all properties in order."""
         for named in self._named:
             yield from named
 
     def schemas_of(self, name: str) -> list[_Item]:
-        """Return the schemas of a listed property."""
         made = self._compiler._languages
         if not made.matches(self._names, name):
             return [_Item(False)]
