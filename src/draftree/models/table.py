@@ -74,12 +74,13 @@ class TableSlot(Slot):
 
 def check_commit(slot: TableSlot, edit: Commit) -> None:
     path, keep = list(edit.path), list(edit.keep)
+    nodes = range(slot.num_tentative)
     for node, parent in zip(path, [ROOT, *path], strict=False):
-        if not 0 <= node < slot.num_tentative or slot.parents[node] != parent:
+        if node not in nodes or slot.parents[node] != parent:
             raise ValueError(f"commit of {path}: node {node} is no child of node {parent}")
     known = {path[-1] if path else ROOT, *keep}
     for node in keep:
-        if not 0 <= node < slot.num_tentative or slot.parents[node] not in known:
+        if node not in nodes or slot.parents[node] not in known:
             raise ValueError(f"commit of {path} keeps {keep}: node {node} does not exist, or its parent is not kept")
     if keep != sorted(set(keep)):
         raise ValueError(f"commit of {path} keeps {keep}: name each node once, ascending")
@@ -108,21 +109,12 @@ def hashed(vocab_size: int, seed: int, *, scale: float = 1.0) -> Table:
 def near(table: Table, seed: int, *, distance: float) -> Table:
     """Return a table for a drafter: the logits of `table` plus hashed noise times `distance`."""
     shift = hashed(len(table(())), seed, scale=distance)
-
-    def logits(context: tuple[int, ...]) -> Tensor:
-        return table(context) + shift(context)
-
-    return logits
+    return lambda context: table(context) + shift(context)
 
 
 def listed(distributions: Mapping[tuple[int, ...], Sequence[float]], otherwise: Sequence[float]) -> Table:
     """Return a table from distributions listed by context; probability 0 becomes logit -inf."""
-    rows = {
-        context: torch.tensor(distribution, dtype=torch.float64).log()
-        for context, distribution in distributions.items()
-    }
-    default = torch.tensor(otherwise, dtype=torch.float64).log()
-    return lambda context: rows.get(context, default)
+    return lambda context: torch.tensor(distributions.get(context, otherwise), dtype=torch.float64).log()
 
 
 @final
@@ -173,10 +165,10 @@ class TableLM(LanguageModel):
         """Return the logits after these tokens, shape (vocab,); read only."""
         if self._order is None:
             return self._table(tuple(context))
-        shown = tuple(context[max(0, len(context) - self._order) :])
-        if shown not in self._rows:
-            self._rows[shown] = self._table(shown)
-        return self._rows[shown]
+        last = tuple(context[max(0, len(context) - self._order) :])
+        if last not in self._rows:
+            self._rows[last] = self._table(last)
+        return self._rows[last]
 
     def reserve(self, num_slots: int, length: int) -> None:
         held_slots, held_length = self._room or (0, 0)

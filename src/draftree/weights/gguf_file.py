@@ -143,10 +143,9 @@ class GgufFile:
         from gguf.quants import dequantize
 
         tensor = self.tensor(name)
-        kind = GGMLQuantizationType(tensor.kind)
+        kind, rows = GGMLQuantizationType(tensor.kind), self.rows(name)
         if kind.name == "BF16":
-            return (self.rows(name).view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(tensor.shape)
-        rows = self.rows(name)
+            return (rows.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(tensor.shape)
         values = np.empty((len(rows), tensor.shape[-1]), np.float32)
         count = max(1, CHUNK_VALUES // tensor.shape[-1])
         try:
@@ -166,16 +165,16 @@ class GgufFile:
     def rows(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Return the bytes of a tensor as a view of the file, shape (rows, bytes of a row)."""
         tensor = self.tensor(name)
-        found = self._bytes[tensor.first_byte : tensor.first_byte + tensor.num_bytes]
-        return found.reshape(math.prod(tensor.shape[:-1]), -1)
+        content = self._bytes[tensor.first_byte : tensor.first_byte + tensor.num_bytes]
+        return content.reshape(math.prod(tensor.shape[:-1]), -1)
 
     def release(self, name: str) -> None:
         """Release the mapped pages of a tensor; later reads load them again."""
-        memory, tensor = self._raw, self.tensor(name)
+        tensor = self.tensor(name)
         first = -(-tensor.first_byte // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (tensor.first_byte + tensor.num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if first < end and hasattr(mmap, "MADV_DONTNEED"):
-            memory.madvise(mmap.MADV_DONTNEED, first, end - first)
+            self._raw.madvise(mmap.MADV_DONTNEED, first, end - first)
 
     def _read_header(self) -> None:
         if bytes(self._bytes[:4]) != b"GGUF":

@@ -170,7 +170,7 @@ def manifest_of(folder: Path, cache: Cache) -> dict[str, object] | None:
 
 def has_sums(folder: Path, cache: Cache) -> bool:
     manifest = manifest_of(folder, cache)
-    return bool(manifest and known_sums(manifest.get(SUMS))) or bool(noted_sums(folder, cache.root))
+    return bool((manifest and known_sums(manifest.get(SUMS))) or noted_sums(folder, cache.root))
 
 
 def is_whole(folder: Path, cache: Cache, made_from: Mapping[str, object], *, warns: bool = False) -> bool:

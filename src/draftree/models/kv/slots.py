@@ -326,8 +326,7 @@ class SlotPool:
     def adopt(self, layers: Mapping[int, tuple[Tensor, Tensor]], length: int) -> KVSlot:
         """Open a slot with keys and values by layer, shape (kv_heads, length, dim), computed elsewhere."""
         slot = self.open()
-        if length > self.memory.length:
-            self.reserve(self.memory.num_slots, max(length, 2 * self.memory.length))
+        self._lengthen(length)
         self.memory.write(slot.index, layers, length)
         slot.length = length
         return slot
@@ -339,10 +338,12 @@ class SlotPool:
             first = slot.num_tentative
             slot.append(job.parents)
             nodes.append(range(first, slot.num_tentative))
-        longest = max(slot.length + slot.num_tentative for slot in slots)
-        if longest > self.memory.length:
-            self.reserve(self.memory.num_slots, max(longest, 2 * self.memory.length))
+        self._lengthen(max(slot.length + slot.num_tentative for slot in slots))
         return nodes
+
+    def _lengthen(self, length: int) -> None:
+        if length > self.memory.length:
+            self.reserve(self.memory.num_slots, max(length, 2 * self.memory.length))
 
     def commit(self, edits: Sequence[Commit]) -> None:
         """Compact paths and kept nodes after the prefixes, in place; at most one edit per slot."""

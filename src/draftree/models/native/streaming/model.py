@@ -8,7 +8,6 @@ import logging
 import mmap
 import threading
 import weakref
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -72,6 +71,11 @@ class MappedFile:
         """Let the process forget the pages of a layer; a later read finds them again in the file."""
         if hasattr(mmap, "MADV_DONTNEED"):
             self._memory.madvise(mmap.MADV_DONTNEED, extent.start, extent.size)
+
+    def read_at_random(self) -> None:
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._memory.madvise(mmap.MADV_DONTNEED)
+            self._memory.madvise(mmap.MADV_RANDOM)
 
 
 def copy_in_background(weights: StreamedWeights, count: int) -> threading.Thread:
@@ -182,13 +186,16 @@ class StreamedWeights:
         self.file = WeightFile(store.file, is_cached=budget is None)
         is_mapped = budget is None and store.num_bytes >= LEAST_MAPPED
         self._map = MappedFile(self.file) if is_mapped else None
-        self._embedding = None if store.embedding is None else self._mapped(store.embedding)
+        self._embedding = None
+        if store.embedding is not None:  # mapped: passes read few of its rows
+            mapped = MappedFile(self.file)
+            self._embedding = mapped.checked(store.embedding)
+            mapped.read_at_random()
         resident = self.placement.resident
         extents = [store.extents[layer] for layer in resident]
         # one piece of memory for all: huge pages of single layers would be partly empty
-        places = huge_pages(store.tail.size + sum(extent.size for extent in extents)).split(
-            [store.tail.size, *(extent.size for extent in extents)]
-        )
+        parts = [store.tail.size, *(extent.size for extent in extents)]
+        places = huge_pages(sum(parts)).split(parts)
         self._places = dict(zip(resident, places[1:], strict=True))
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # a checksum takes as long as a read
             tail = pool.submit(self._read, store.tail, places[0])
@@ -292,18 +299,6 @@ class StreamedWeights:
     def _read(self, extent: Extent, buffer: Tensor) -> Tensor:
         self.file.read(extent, buffer)
         return buffer
-
-    def _mapped(self, extent: Extent) -> Tensor:
-        """Return the embedding as mapped memory: passes read few of its rows."""
-        with open(self._store.file, "rb") as file:
-            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        with memoryview(memory) as view:
-            if zlib.crc32(view[extent.start : extent.start + extent.size]) != extent.checksum:
-                raise ModelLoadError(f"'{self._store.file}' is damaged: delete its folder, and it is written again")
-        if hasattr(mmap, "MADV_DONTNEED"):
-            memory.madvise(mmap.MADV_DONTNEED)
-            memory.madvise(mmap.MADV_RANDOM)
-        return torch.frombuffer(memory, dtype=torch.uint8)[extent.start : extent.start + extent.size]
 
     def _address(self, place: Mapping[str, int]) -> int:
         """Return the address of what a field of the store points at; of a layer's product, its place in the file."""

@@ -226,17 +226,16 @@ class LayerReader:
             try:
                 self._file.read(self._extents[index], buffer)
             except BaseException as error:
-                with self._changed:
-                    self._error, self._reading = error, None
-                    self._changed.notify_all()
-                return
+                self._error = error
             with self._changed:
                 self._reading = None
+                self._changed.notify_all()
+                if self._error is not None:
+                    return
                 if index in self._ready or index in self._in_use or self._next != (index + 1) % len(self._extents):
                     self._free.append(buffer)  # not the layer that is wanted any more
                 else:
                     self._ready[index] = buffer
-                self._changed.notify_all()
 
 
 FORMAT = 3
@@ -359,21 +358,18 @@ def open_store(folder: Path) -> WeightStore:
         if found.get("layout") != layout():
             raise ValueError("another version of the package wrote it")
         small = load_file(folder / SMALL)
-        extents = tuple(Extent(**extent) for extent in found["extents"])
-        tensors = tuple(small[str(number)] for number in range(len(small)))
         store = WeightStore(
             folder,
             decoder=found["decoder"],
             layers=found["layers"],
-            extents=extents,
+            extents=tuple(Extent(**extent) for extent in found["extents"]),
             tail=Extent(**found["tail"]),
             embedding=None if found["embedding"] is None else Extent(**found["embedding"]),
-            small=tensors,
+            small=tuple(small[str(number)] for number in range(len(small))),
             packed_bytes=found["packed_bytes"],
             facts=found.get("facts", {}),
         )
-        size = store.file.stat().st_size
-        if size != store.num_bytes:
+        if (size := store.file.stat().st_size) != store.num_bytes:
             raise ValueError(f"'{WEIGHTS}' has {size} bytes, expected {store.num_bytes}")
         return store
     except (OSError, SafetensorError, *MALFORMED) as error:
