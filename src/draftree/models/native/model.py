@@ -17,7 +17,7 @@ from draftree.models.native.blueprint import LAYER_NORM, Blueprint, LayerBluepri
 from draftree.models.native.decoder import KV_SCALE_BYTES, NativeDecoder, plan_rows
 from draftree.models.native.library import LANES
 from draftree.models.native.shares import Share
-from draftree.models.native.structures import CLayer
+from draftree.models.native.structures import NORMS
 from draftree.models.native.weights import Weights
 
 
@@ -223,9 +223,6 @@ def products_of_rows(
         yield f"down.{experts.count}", (experts.shared_down,), False
 
 
-NORMS = tuple(entry[0] for entry in CLayer._fields_ if entry[0].endswith("_norm") and entry[0] != "source_norm")
-
-
 @final
 class QuantizedCopy(LanguageModel):
     """Copy of a model that runs on the model's slots; its passes append partial nodes.
@@ -252,12 +249,9 @@ class QuantizedCopy(LanguageModel):
             self._decoder = NativeDecoder(blueprint, weights, quantization=quantization)
         if target.kv_dtype is not None:
             self._decoder.store_codes()  # it reads and writes the target's slots
-        self.vocab_size = target.vocab_size
-        self.max_length = target.max_length
         self.supports_trees = True
-        self.device = target.device
-        self.dtype = target.dtype
-        self.num_layers = target.num_layers
+        for name in ("vocab_size", "max_length", "device", "dtype", "num_layers"):
+            setattr(self, name, getattr(target, name))
         self.fingerprint = f"{target.fingerprint}-{quantization}"
 
     @property

@@ -18,7 +18,7 @@ from draftree.models.native.blueprint import LAYER_NORM, Blueprint, ExpertsBluep
 from draftree.models.native.library import FORMATS, KIND_BITS, LANES, Library, address, lookup_of
 from draftree.models.native.packing import Packer, bytes_needed
 from draftree.models.native.shares import Share
-from draftree.models.native.structures import CDecoder, CExperts, CLayer, CLinear, expert_products
+from draftree.models.native.structures import NORMS, CDecoder, CExperts, CLayer, CLinear, expert_products
 from draftree.models.native.weights import Weights
 from draftree.weights.gguf_file import KINDS
 
@@ -90,6 +90,12 @@ def huge_pages(num_bytes: int) -> Tensor:
 
 
 NO_ROPE = NO_TOKEN = -1
+SAME = (
+    *("hidden", "heads", "kv_heads", "head_dim", "mlp", "vocab", "activation", "epsilon", "embedding_scale"),
+    *("norm_offset", "residual_scale", "logit_scale", "norm", "is_post_norm", "is_gated", "is_parallel"),
+    *("has_joint_norms", "gate_limit", "gate_slope", "is_start_norm_first"),
+)
+"""Fields of a decoder's structure that have the values of the same fields of its blueprint."""
 PAGE = 1 << 12
 
 
@@ -183,22 +189,11 @@ class PackedWeights:
         if plan.positions is not None:
             positions = self._keep(self._small(plan.positions)[plan.position_offset :].clone()).data_ptr()
         return CDecoder(
-            hidden=plan.hidden,
-            heads=plan.heads,
-            kv_heads=plan.kv_heads,
-            head_dim=plan.head_dim,
-            mlp=plan.mlp,
+            **{name: getattr(plan, name) for name in SAME},
             num_layers=len(plan.layers),
-            vocab=plan.vocab,
             format=self._format,
             kv_format=FORMATS[plan.dtype],
             cache_format=FORMATS[plan.dtype],
-            activation=plan.activation,
-            epsilon=plan.epsilon,
-            embedding_scale=plan.embedding_scale,
-            norm_offset=plan.norm_offset,
-            residual_scale=plan.residual_scale,
-            logit_scale=plan.logit_scale,
             embedding=address(embedding),
             final_norm=self._norm(plan.final_norm),
             layers=self.layers,
@@ -206,31 +201,17 @@ class PackedWeights:
             lookup=lookup,
             all_heads=plan.heads if share is None else share.whole.heads,
             first_head=0 if share is None else share.first_head,
-            norm=plan.norm,
-            is_post_norm=plan.is_post_norm,
-            is_gated=plan.is_gated,
-            is_parallel=plan.is_parallel,
-            has_joint_norms=plan.has_joint_norms,
             logit_cap=plan.logit_cap or 0.0,
-            gate_limit=plan.gate_limit,
-            gate_slope=plan.gate_slope,
             positions=positions,
             unplaced=NO_TOKEN if plan.unplaced is None else plan.unplaced,
             start_norm=self._norm(plan.start_norm),
-            is_start_norm_first=plan.is_start_norm_first,
             **projection,
         )
 
     def _layer(self, layer: LayerBlueprint) -> CLayer:
         hidden, mlp = (0, 0) if self._share is None else (self._share.hidden.start, self._share.mlp.start)
         packed = CLayer(
-            attention_norm=self._norm(layer.attention_norm),
-            embedding_norm=self._norm(layer.embedding_norm),
-            attention_post_norm=self._norm(layer.attention_post_norm),
-            mlp_norm=self._norm(layer.mlp_norm),
-            mlp_post_norm=self._norm(layer.mlp_post_norm),
-            query_norm=self._norm(layer.query_norm),
-            key_norm=self._norm(layer.key_norm),
+            **{name: self._norm(getattr(layer, name)) for name in NORMS},
             qkv=self._linear(layer.qkv),
             output=self._linear([layer.output], first_output=hidden),
             window=layer.window or 0,

@@ -58,6 +58,10 @@ class CLayer(ctypes.Structure):
     )
 
 
+NORMS = tuple(entry[0] for entry in CLayer._fields_ if entry[0].endswith("_norm") and entry[0] != "source_norm")
+"""Norms of a layer, which have these names in its blueprint as well."""
+
+
 def product_of(layer: CLayer, name: str) -> CLinear:
     """Return a product of a layer by the name of its field; those of expert 3 are "gate_up.3" and "down.3"."""
     field, _, expert = name.partition(".")
