@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import inspect
+import io
 import re
 import textwrap
+import tokenize
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 __all__ = ["Attribute", "Doc", "attributes", "members", "option_texts", "parse"]
@@ -86,24 +89,41 @@ def option_texts(docstring: str | None) -> dict[str, str]:
 
 
 def attributes(cls: type) -> list[Attribute]:
-    """Fields of a dataclass with their texts: from its docstring, else from the string below the field."""
+    """Fields of a dataclass with their texts: from its docstring, else from beside the field."""
     described = parse(cls.__doc__).entries("Attributes")
-    body = class_node(cls).body
-    found = []
-    for place, line in enumerate(body):
-        if not isinstance(line, ast.AnnAssign):
-            continue
-        below = body[place + 1] if place + 1 < len(body) else None
-        name = ast.unparse(line.target)
-        found.append(
-            Attribute(
-                name,
-                ast.unparse(line.annotation),
-                "" if line.value is None else ast.unparse(line.value),
-                described.get(name) or string_of(below),
-            )
+    return [
+        Attribute(
+            name,
+            ast.unparse(line.annotation),
+            "" if line.value is None else ast.unparse(line.value),
+            described.get(name) or text,
         )
-    return found
+        for line, text in statements(cls)
+        if isinstance(line, ast.AnnAssign) and (name := ast.unparse(line.target))
+    ]
+
+
+def members(cls: type) -> dict[str, str]:
+    """Members of an enumeration: value, and the text beside it."""
+    return {ast.literal_eval(line.value): text for line, text in statements(cls) if isinstance(line, ast.Assign)}
+
+
+def statements(cls: type) -> Iterator[tuple[ast.stmt, str]]:
+    """Yield the statements of a class, each with the string below it, or the comment beside or above it."""
+    source = textwrap.dedent(inspect.getsource(cls))
+    lines = source.splitlines()
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    comments = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
+    (node,) = ast.parse(source).body
+    assert isinstance(node, ast.ClassDef)
+    for place, line in enumerate(node.body):
+        below = node.body[place + 1] if place + 1 < len(node.body) else None
+        above = line.lineno
+        while lines[above - 2].lstrip().startswith("#"):
+            above -= 1
+        number = line.end_lineno or line.lineno
+        beside = comments.get(number) or " ".join(comments[one] for one in range(above, line.lineno))
+        yield line, string_of(below) or sentence(beside)
 
 
 def string_of(node: ast.stmt | None) -> str:
@@ -112,18 +132,5 @@ def string_of(node: ast.stmt | None) -> str:
     return ""
 
 
-def class_node(cls: type) -> ast.ClassDef:
-    """A class as its file writes it."""
-    (node,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    assert isinstance(node, ast.ClassDef)
-    return node
-
-
-def members(cls: type) -> dict[str, str]:
-    """Members of an enumeration: value, and the string below it."""
-    body = class_node(cls).body
-    return {
-        ast.literal_eval(line.value): string_of(body[place + 1] if place + 1 < len(body) else None)
-        for place, line in enumerate(body)
-        if isinstance(line, ast.Assign)
-    }
+def sentence(comment: str) -> str:
+    return f"{comment[:1].upper()}{comment[1:].rstrip('.')}." if comment and not comment.startswith("noqa") else ""
