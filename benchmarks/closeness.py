@@ -16,22 +16,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from draftree.build import require_positive
 from draftree.core.errors import ConfigurationError
 from draftree.core.host import apply_threads
 from draftree.core.noise import Noise
-from draftree.lab.bench.benchmark import prompts_of, tokenizer_of
+from draftree.lab.bench.benchmark import prompts_of, read_tokens, run_header, tokenizer_of
 from draftree.lab.bench.methods import our_methods
-from draftree.lab.bench.records import FORMAT, DistributionRecord
+from draftree.lab.bench.records import DistributionRecord
 from draftree.lab.bench.workload import SHIPPED, Prompt, read_workload
 from draftree.lab.bench.writers import OurWriter, RunParams
 from draftree.loading.load import load_model
 from draftree.loading.loaded import LoadedModel
-from draftree.loading.provenance import load_average, machine, model_facts, now, versions
+from draftree.loading.provenance import model_facts
 from draftree.loading.resolve import require_extras, resolve_model
-from draftree.models.base import Extend, LanguageModel, Pass
+from draftree.models.base import LanguageModel
 from draftree.sampling.controls import Controls, build_controls
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
@@ -41,7 +40,6 @@ from draftree.text.retokenize import compare_vocabularies
 from draftree.text.tokenizer import Tokenizer
 
 NUM_RANKS = 8
-CHUNK_ROWS = 512
 
 Reduce = Callable[[np.ndarray, np.ndarray, Sequence[np.ndarray]], Mapping[str, Sequence[float]]]
 """(target's distribution, drafter's distribution, draws without replacement from it) to the acceptance of verifiers,
@@ -158,7 +156,6 @@ def prepare(settings: DistributionSettings, *, fetch: Callable[[str], object] = 
         load_model(name, dtype=settings.dtype, device=settings.device, trust_remote_code=settings.trust_remote_code)
         for name in names
     )
-    assert target.folder is not None
     assert drafter.folder is not None
     tokenizer, own = tokenizer_of(target), tokenizer_of(drafter)
     if not compare_vocabularies(tokenizer.vocabulary(), own.vocabulary()).same:
@@ -168,16 +165,8 @@ def prepare(settings: DistributionSettings, *, fetch: Callable[[str], object] = 
     room = min(target.model.max_length, drafter.model.max_length) - settings.max_tokens
     prompts, notes = prompts_of(workload, tokenizer, room)
     header = {
-        "format": FORMAT,
-        "job": "distributions",
-        "date": now(),
-        "machine": machine(target.model.device),
-        "versions": versions(),
-        "model": model_facts(settings.model, target.folder),
+        **run_header("distributions", target, settings.model),
         "draft_models": [model_facts(settings.draft_model, drafter.folder)],
-        "dtype": str(target.model.dtype).removeprefix("torch."),
-        "device": target.model.device.type,
-        "threads": torch.get_num_threads(),
         "prompts": {
             "name": workload.name,
             "sha256": workload.sha256,
@@ -188,7 +177,6 @@ def prepare(settings: DistributionSettings, *, fetch: Callable[[str], object] = 
         "max_tokens": settings.max_tokens,
         "seed": settings.seed,
         "draws": settings.draws,
-        "load_average": load_average(),
         "notes": list(notes),
     }
     return DistributionJob(header, settings, target, drafter.model, tokenizer, tuple(prompts))
@@ -206,18 +194,12 @@ def read_distributions(
         controls: conversion of logits to distributions.
         vocab_size: width of the distributions; missing tokens of a narrower model get probability 0.
     """
-    tokens = [*prompt, *text[:-1]]
+    tokens = [token if token < model.vocab_size else 0 for token in (*prompt, *text[:-1])]
     slot = model.open()
-    logits: list[Tensor] = []
     try:
-        for start in range(0, len(tokens), CHUNK_ROWS):
-            chunk = tokens[start : start + CHUNK_ROWS]
-            wanted = range(max(0, len(prompt) - 1 - start), len(chunk))
-            known = [token if token < model.vocab_size else 0 for token in chunk]
-            logits.append(
-                model.run(Pass([Extend(slot, known, range(-1, len(chunk) - 1), logits_at=wanted)])).logits.tensor()
-            )
-            model.commit(slot, range(len(chunk)))
+        places = range(len(prompt) - 1, len(tokens))
+        results = read_tokens(model, slot, tokens, logits_at=places)
+        logits = [result.logits.tensor() for rows, result in results if rows]
     finally:
         model.close(slot)
     rows = torch.cat(logits)[:, :vocab_size]

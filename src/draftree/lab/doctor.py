@@ -268,7 +268,7 @@ def examine_machine(device: str = "auto") -> MachineReport:
 
 
 def examine(
-    settings: DoctorSettings, found: MachineReport, *, fetch: Callable[[str], object] = prepared_folder
+    settings: DoctorSettings, host: MachineReport, *, fetch: Callable[[str], object] = prepared_folder
 ) -> Diagnosis:
     """Load the models and examine them; `fetch` is called with the name of every model before any is loaded."""
     methods = settings.methods()
@@ -299,13 +299,13 @@ def examine(
         if draft_models:
             draft_seconds = sum(_pass_seconds(model, (1,))[0][1] for model, _ in draft_models)
     model = _model_report(target)
-    notes = [*expectations(found, model, draft=draft, memory=memory, passes=passes, draft_pass_seconds=draft_seconds)]
+    notes = [*expectations(host, model, draft=draft, memory=memory, passes=passes, draft_pass_seconds=draft_seconds)]
     if methods.drafters and methods.verifier.promise(1.0) is Guarantee.LOSSY:
         notes.append(
             f"Verifier '{settings.options.verify}' is lossy above temperature 0: the text is not distributed as the "
             "model's own"
         )
-    return Diagnosis(found, model, draft, length, memory, speeds, passes, draft_seconds, tuple(notes))
+    return Diagnosis(host, model, draft, length, memory, speeds, passes, draft_seconds, tuple(notes))
 
 
 def _examine_draft(

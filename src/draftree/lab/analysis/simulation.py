@@ -343,7 +343,7 @@ class Bound:
 
 def bounds(trace: Trace, costs: TraceCosts, sizes: Sequence[int]) -> list[Bound]:
     """Return a bound for every size; 0 is plain decoding."""
-    found = []
+    upper = []
     for size in sizes:
         rounds = tokens = 0
         seconds = 0.0
@@ -356,8 +356,8 @@ def bounds(trace: Trace, costs: TraceCosts, sizes: Sequence[int]) -> list[Bound]
                 tokens += accepted + 1
                 seconds += costs.pass_seconds(1 + accepted, batch=1, prefix=script.place)
                 script.place += accepted + 1
-        found.append(Bound(size, tokens / rounds if rounds else 0.0, tokens / seconds if seconds else 0.0))
-    return found
+        upper.append(Bound(size, tokens / rounds if rounds else 0.0, tokens / seconds if seconds else 0.0))
+    return upper
 
 
 @dataclass(frozen=True, slots=True)

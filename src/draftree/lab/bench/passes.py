@@ -8,6 +8,7 @@ otherwise by torch's own sums and products.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import time
@@ -74,10 +75,10 @@ class Speeds:
 def measure_speeds(device: torch.device, *, threads: int) -> Speeds:
     """Measure on the given number of CPU threads, or on a GPU."""
     num_bytes = buffer_bytes(device)
-    try:
-        probe = None if device.type != "cpu" else _probe()
-    except NativeUnavailableError:
-        probe = None
+    probe = None
+    if device.type == "cpu":
+        with contextlib.suppress(NativeUnavailableError):
+            probe = _probe()
     if probe is None:
         products = {kind: _torch_operations(kind, device) for kind in TORCH_FORMATS}
         return Speeds(read_bandwidth(device, num_bytes=num_bytes), num_bytes, products, threads, "torch")
@@ -111,11 +112,9 @@ def cache_sizes() -> list[int]:
 @functools.cache
 def _probe() -> Any:
     functions: Any = ctypes.CDLL(str(library().path))
-    functions.draftree_probe_read.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-    functions.draftree_probe_read.restype = ctypes.c_int64
-    for kind in FORMATS:
-        function = getattr(functions, f"draftree_probe_{kind}")
-        function.argtypes = [ctypes.c_int64]
+    for name in ("read", *FORMATS):
+        function = getattr(functions, f"draftree_probe_{name}")
+        function.argtypes = [ctypes.c_void_p, ctypes.c_int64] if name == "read" else [ctypes.c_int64]
         function.restype = ctypes.c_int64
     return functions
 
@@ -287,13 +286,8 @@ def bytes_of_pass(loaded: LoadedModel) -> int:
     if loaded.quantization not in (None, "int8"):
         model = loaded.model
         return model.decoder.read_bytes if isinstance(model, NativeModel) else int(model.footprint.weights)
-    size = torch.int8 if loaded.quantization == "int8" else loaded.model.dtype
-    return weight_bytes_read(loaded.folder, size, trust_remote_code=loaded.runs_code)
-
-
-def weight_bytes_read(folder: Path, dtype: torch.dtype, *, trust_remote_code: bool = False) -> int:
-    """Return the bytes of the weights that a pass reads at least in a dtype."""
-    return weights_of_pass(folder, trust_remote_code=trust_remote_code) * dtype.itemsize
+    size = 1 if loaded.quantization == "int8" else loaded.model.dtype.itemsize
+    return weights_of_pass(loaded.folder, trust_remote_code=loaded.runs_code) * size
 
 
 def weights_of_pass(folder: Path, *, trust_remote_code: bool = False) -> int:

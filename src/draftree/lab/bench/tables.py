@@ -348,23 +348,18 @@ def _parting_row(parting: TextDifferences) -> tuple[str, ...]:
 
 
 def _passes_grid(header: Mapping[str, Any], passes: Sequence[PassRecord]) -> Grid:
-    medians = {record.rows: statistics.median(record.milliseconds) for record in passes}
     floor = 1e3 * header["weight_bytes"] / header["read_bytes_per_second"]
     title = (
         f"Cost of a pass after {passes[0].prefix} tokens; {header['weight_bytes'] / 1e6:.0f} MB of weights at "
         f"{header['read_bytes_per_second'] / 1e9:.1f} GB/s take {floor:.1f} ms"
     )
-    rows = tuple(
-        (
-            str(record.rows),
-            f"{medians[record.rows]:.2f}",
-            f"{min(record.milliseconds):.2f}–{max(record.milliseconds):.2f}",
-            f"{medians[record.rows] / medians[1]:.2f}",
-            f"{medians[record.rows] / floor:.2f}",
-        )
-        for record in passes
-    )
-    return Grid(title, ("rows", "ms", "fastest–slowest", "x one row", "x floor"), rows)
+    medians = {record.rows: statistics.median(record.milliseconds) for record in passes}
+    rows = []
+    for record in passes:
+        spread = f"{min(record.milliseconds):.2f}–{max(record.milliseconds):.2f}"
+        ratios = (medians[record.rows] / base for base in (medians[1], floor))
+        rows.append((str(record.rows), f"{medians[record.rows]:.2f}", spread, *(f"{ratio:.2f}" for ratio in ratios)))
+    return Grid(title, ("rows", "ms", "fastest–slowest", "x one row", "x floor"), tuple(rows))
 
 
 def _perplexity_grid(records: Sequence[PerplexityRecord]) -> Grid:

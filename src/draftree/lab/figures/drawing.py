@@ -85,8 +85,8 @@ def printable(text: str) -> str:
     )
 
 
-def legend(axes: Any, **given: Any) -> None:
-    axes.legend(fontsize=7.5, **given)
+def legend(axes: Any, **options: Any) -> None:
+    axes.legend(fontsize=7.5, **options)
 
 
 def dodged(x: Sequence[float], place: int, number: int, *, step: float = 0.06) -> list[float]:

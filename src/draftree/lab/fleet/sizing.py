@@ -116,10 +116,11 @@ class Plan:
 
 
 def parse_parameters(text: str) -> float:
-    found = SIZE.fullmatch(text.strip().upper())
-    if found is None or float(found[1]) * SCALES[found[2]] < LEAST_WEIGHTS:
+    size = SIZE.fullmatch(text.strip().upper())
+    weights = float(size[1]) * SCALES[size[2]] if size else 0.0
+    if weights < LEAST_WEIGHTS:
         raise ConfigurationError(f"model size is '{text}': write a number of weights such as 8B or 135M")
-    return float(found[1]) * SCALES[found[2]]
+    return weights
 
 
 def shape_of(parameters: float) -> tuple[int, int, float]:
@@ -146,7 +147,7 @@ def plans(demand: Demand, device: str, devices: int, *, host: HostCosts = USUAL_
     card = DEVICES[device]
     layers, hidden, token_bytes = shape_of(demand.parameters)
     weights = demand.parameters * demand.bits / 8
-    found = []
+    smallest = []
     for width in (1, 2, 4, 8):
         free = (1 - RESERVED) * card.memory * width - weights
         max_batch = min(MAX_BATCH, int(free / (token_bytes * (demand.prompt + demand.output))))
@@ -163,8 +164,8 @@ def plans(demand: Demand, device: str, devices: int, *, host: HostCosts = USUAL_
                 least = middle + 1
             else:
                 best = plan
-        found.append(best)
-    return found
+        smallest.append(best)
+    return smallest
 
 
 def simulated(

@@ -100,8 +100,8 @@ class LayerSearch:
 
     @property
     def best(self) -> LayerTrial | None:
-        found = self._study.get_trials(deepcopy=False, states=(self._optuna.trial.TrialState.COMPLETE,))
-        return min(map(_tried, found), key=lambda one: one.seconds_per_token or math.inf, default=None)
+        trials = self._study.get_trials(deepcopy=False, states=(self._optuna.trial.TrialState.COMPLETE,))
+        return min(map(_tried, trials), key=lambda one: one.seconds_per_token or math.inf, default=None)
 
     def run(self) -> Iterator[LayerTrial]:
         """Measure the remaining sets; measurements are kept if the iteration stops early."""

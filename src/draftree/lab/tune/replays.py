@@ -19,6 +19,7 @@ from draftree.build import choose_methods
 from draftree.core.errors import ConfigurationError, DraftreeError
 from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.lab.bench.benchmark import read_tokens
+from draftree.lab.bench.passes import slot_after, some_tokens
 from draftree.lab.tune.candidates import VERIFY, Candidate, variants_of
 from draftree.lab.tune.contest import FIRST_RUNG, CandidateModels, Cell, Contest, Journal, Sample, sample_of
 from draftree.llm import LLM
@@ -86,19 +87,14 @@ def states_of(model: LanguageModel, tokens: Sequence[int], layers: tuple[int, ..
 
 
 def measure_round_costs(
-    model: LanguageModel,
-    *,
-    max_rows: int,
-    prefix: int,
-    temperatures: Sequence[float],
-    clock: Clock = SYSTEM_CLOCK,
+    model: LanguageModel, *, max_rows: int, prefix: int, temperatures: Sequence[float], clock: Clock = SYSTEM_CLOCK
 ) -> MeasuredCosts:
     """Measure passes and target tokens by rows after a prefix; row counts alternate, and medians count."""
     widths = [rows for rows in ROWS if rows < max_rows] + [max_rows]
     prefix = max(1, min(prefix, model.max_length - max_rows))
-    tokens = [(7 + 31 * place) % model.vocab_size for place in range(prefix + max_rows)]
+    tokens = some_tokens(model, prefix + max_rows)
     model.reserve(model.num_open + 1, prefix + max_rows)
-    slot = model.open_probe()
+    slot = slot_after(model, prefix)
     passes: dict[int, list[float]] = {rows: [] for rows in widths}
     picks: dict[float, dict[int, list[float]]] = {one: {rows: [] for rows in widths} for one in temperatures}
     controls = {}
@@ -106,8 +102,6 @@ def measure_round_costs(
         params = SamplingParams(temperature=temperature, ignore_eos=True)
         controls[temperature] = build_controls(params, vocab_size=model.vocab_size, seed=0)
     try:
-        model.run(Pass([Extend(slot, tokens[:prefix], range(-1, prefix - 1), logits_at=())]))
-        model.commit(slot, range(prefix))
         for repeat in range(-1, REPEATS):
             for rows in widths:
                 for temperature in temperatures:

@@ -161,10 +161,8 @@ class RankHistogram(Figure):
         axes.bar(x, [row["share"] for row in data.rows], yerr=spread(data.rows, "share"), capsize=2, color=colours)
         sums = list(accumulate(row["share"] for row in data.rows[:-1]))
         axes.plot(x[:-1], sums, "o--", color=INK["theory"], markersize=3)
-        axes.annotate(
-            "cumulative", (x[-2], sums[-1]), (0, 5), textcoords="offset points", ha="right", fontsize=7,
-            color=INK["theory"],
-        )  # fmt: skip
+        style = {"textcoords": "offset points", "ha": "right", "fontsize": 7, "color": INK["theory"]}
+        axes.annotate("cumulative", (x[-2], sums[-1]), (0, 5), **style)
         axes.set_xticks(x, [*(str(row["rank"]) for row in data.rows[:-1]), "absent"])
         axes.set(
             xlabel="rank of the target's token among the drafter's guesses", ylabel="share of positions", ylim=(0, 1)
