@@ -86,8 +86,7 @@ def test_special_tokens_of_an_echoed_prompt(client: openai.OpenAI) -> None:
 def test_offsets_of_characters_in_several_byte_tokens() -> None:
     tokenizer = Tokenizer(byte_fallback())
     ids = tokenizer.encode("문장입니다", add_special_tokens=False)
-    detokenizer = Detokenizer(tokenizer, skip_special_tokens=True)
-    offsets = OffsetLogprobs(TokenTexts(tokenizer), detokenizer)
+    offsets = OffsetLogprobs(TokenTexts(tokenizer), skip_special_tokens=True, prompt_ids=())
     found = offsets.push([None] * len(ids), tuple(ids), is_last=True)["text_offset"]
     assert found[-15:] == [place for place in range(5) for _ in range(3)]
 

@@ -77,7 +77,7 @@ def create_app(
     for router in ROUTERS:
         app.include_router(router)
     if verify is not None:
-        from draftree.serve.verify.endpoint import mount
+        from draftree.serve.verify.service import mount
 
         mount(app, server, verify)
     if settings.page:

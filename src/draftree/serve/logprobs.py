@@ -137,8 +137,12 @@ class TokenStarts:
 class OffsetLogprobs:
     """Log-probabilities of one plain completion with offsets into its text."""
 
-    def __init__(self, texts: TokenTexts, detokenizer: Detokenizer | None) -> None:
+    def __init__(self, texts: TokenTexts, *, skip_special_tokens: bool, prompt_ids: Sequence[int]) -> None:
         self._texts = texts
+        tokenizer = texts.tokenizer
+        detokenizer = None
+        if tokenizer is not None:
+            detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens, prompt_ids=prompt_ids)
         self._starts = TokenStarts(detokenizer)
         self._echoed: tuple[Sequence[TokenLogprob | None], tuple[int, ...], list[int]] = ((), (), [])
 

@@ -13,16 +13,15 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any, final
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from draftree.async_llm import AsyncLLM
-from draftree.beam.background import BeamCounts
 from draftree.core.host import Clock
 from draftree.core.types import RoundRecord, SequenceRecord
-from draftree.drafters.learning.store import LearnedStats
 from draftree.serve.gate import Gate
 from draftree.serve.records import RequestRecord
 from draftree.version import __version__
@@ -128,12 +127,8 @@ class ModelMeter:
         """Count a round; for the engine's thread."""
         now = self._clock()
         self.num_rounds += 1
-        seconds = self.phase_seconds
-        seconds["plan"] += record.plan_seconds
-        seconds["draft"] += record.draft_seconds
-        seconds["score"] += record.score_seconds
-        seconds["verify"] += record.verify_seconds
-        seconds["commit"] += record.commit_seconds
+        for phase in PHASES:
+            self.phase_seconds[phase] += getattr(record, f"{phase}_seconds")
         written = drafted = accepted = 0
         for row in record.sequences:
             self._count(row, now)
@@ -202,6 +197,11 @@ class ModelSource:
     name: str
     llm: AsyncLLM
     meter: ModelMeter
+
+    @property
+    def num_full_slots(self) -> int:
+        engine = self.llm.llm.engine
+        return engine.num_slots(engine.longest)
 
 
 @final
@@ -282,79 +282,57 @@ class Metrics:
 
 GAUGE = GaugeMetricFamily
 COUNTER = CounterMetricFamily
-MODEL: tuple[tuple[Any, str, str, Callable[[ModelSource], float]], ...] = (
-    (
-        GAUGE,
-        "draftree_sequences_running vllm:num_requests_running",
-        "Sequences in the batch.",
-        lambda s: s.llm.num_running,
-    ),
-    (
-        GAUGE,
-        "draftree_sequences_waiting vllm:num_requests_waiting",
-        "Sequences before it.",
-        lambda s: s.llm.num_waiting,
-    ),
-    (
-        GAUGE,
-        "draftree_slots_open",
-        "Open slots, those of cached prefixes included.",
-        lambda s: s.llm.llm.model.num_open,
-    ),
-    (
-        GAUGE,
-        "draftree_slots_of_full_context",
-        "Slots of full length that memory has room for.",
-        lambda s: s.llm.llm.engine.num_slots(s.llm.llm.engine.longest),
-    ),
+MODEL = (
+    (GAUGE, "draftree_sequences_running vllm:num_requests_running", "Sequences in the batch.", "llm.num_running"),
+    (GAUGE, "draftree_sequences_waiting vllm:num_requests_waiting", "Sequences before it.", "llm.num_waiting"),
+    (GAUGE, "draftree_slots_open", "Open slots, those of cached prefixes included.", "llm.llm.model.num_open"),
+    (GAUGE, "draftree_slots_of_full_context", "Slots of full length that memory has room for.", "num_full_slots"),
     (
         COUNTER,
         "draftree_prompt_tokens vllm:prompt_tokens vllm:prefix_cache_queries",
         "Tokens of prompts.",
-        lambda s: s.llm.prefix_stats.prompt_tokens,
+        "llm.prefix_stats.prompt_tokens",
     ),
     (
         COUNTER,
         "draftree_prefix_cache_hit_tokens vllm:prefix_cache_hits",
         "Prompt tokens from the prefix cache.",
-        lambda s: s.llm.prefix_stats.cached_tokens,
+        "llm.prefix_stats.cached_tokens",
     ),
-    (GAUGE, "draftree_prefix_cache_entries", "Cached prefixes.", lambda s: s.llm.prefix_stats.kept),
-    (COUNTER, "draftree_rounds", "Rounds of the engine.", lambda s: s.meter.num_rounds),
+    (GAUGE, "draftree_prefix_cache_entries", "Cached prefixes.", "llm.prefix_stats.kept"),
+    (COUNTER, "draftree_rounds", "Rounds of the engine.", "meter.num_rounds"),
 )
-"""Kind, names, text and value of metrics of a model."""
-SPECULATION: tuple[tuple[str, str, str, Callable[[DraftTotals], float]], ...] = (
-    ("generated_tokens", "generation_tokens", "Written tokens.", lambda t: t.generated_tokens),
-    ("drafts", "spec_decode_num_drafts", "Drafts of sequences.", lambda t: t.drafts),
-    ("draft_tokens", "spec_decode_num_draft_tokens", "Drafted tokens.", lambda t: t.draft_tokens),
-    (
-        "accepted_tokens",
-        "spec_decode_num_accepted_tokens",
-        "Accepted drafted tokens.",
-        lambda t: t.accepted_tokens,
-    ),
+"""Kind, names, text and attribute of metrics of a `ModelSource`."""
+SPECULATION = (
+    ("generated_tokens", "generation_tokens", "Written tokens."),
+    ("drafts", "spec_decode_num_drafts", "Drafts of sequences."),
+    ("draft_tokens", "spec_decode_num_draft_tokens", "Drafted tokens."),
+    ("accepted_tokens", "spec_decode_num_accepted_tokens", "Accepted drafted tokens."),
 )
-"""Our name, vLLM's name, text and value of metrics of a model and a drafter."""
-BEAMS: tuple[tuple[Any, str, str, Callable[[BeamCounts], float]], ...] = (
-    (GAUGE, "searches_running", "Beam searches that have slots.", lambda c: c.running),
-    (GAUGE, "searches_waiting", "Beam searches in the queue.", lambda c: c.waiting),
-    (COUNTER, "searches", "Beam searches that ended with a result.", lambda c: c.finished),
-    (COUNTER, "steps", "Passes of beam searches.", lambda c: c.steps),
-    (COUNTER, "rows", "Tokens computed in passes of beam searches.", lambda c: c.rows),
+"""Attribute of `DraftTotals` and our name, vLLM's name, and text."""
+BEAMS = (
+    (GAUGE, "searches_running", "Beam searches that have slots.", "running"),
+    (GAUGE, "searches_waiting", "Beam searches in the queue.", "waiting"),
+    (COUNTER, "searches", "Beam searches that ended with a result.", "finished"),
+    (COUNTER, "steps", "Passes of beam searches.", "steps"),
+    (COUNTER, "rows", "Tokens computed in passes of beam searches.", "rows"),
 )
-LEARNING: tuple[tuple[Any, str, str, Callable[[LearnedStats], float]], ...] = (
-    (COUNTER, "learned_texts", "Texts that were learned.", lambda s: s.texts),
-    (COUNTER, "learned_tokens", "Verified tokens that were learned.", lambda s: s.tokens),
-    (COUNTER, "learning_seconds", "Time of learning on the engine's thread.", lambda s: s.seconds),
-    (GAUGE, "learned_size", "Tokens in tables, or learned numbers of a head.", lambda s: s.size),
-    (GAUGE, "learned_bytes", "Memory of what was learned.", lambda s: s.num_bytes),
-    (GAUGE, "learned_owners", "Owners with a state of their own.", lambda s: s.scopes),
-    (GAUGE, "learned_active", "Owners whose drafts use what was learned.", lambda s: s.active),
+"""Kind, name, text and attribute of `BeamCounts`."""
+LEARNING = (
+    (COUNTER, "learned_texts", "Texts that were learned.", "texts"),
+    (COUNTER, "learned_tokens", "Verified tokens that were learned.", "tokens"),
+    (COUNTER, "learning_seconds", "Time of learning on the engine's thread.", "seconds"),
+    (GAUGE, "learned_size", "Tokens in tables, or learned numbers of a head.", "size"),
+    (GAUGE, "learned_bytes", "Memory of what was learned.", "num_bytes"),
+    (GAUGE, "learned_owners", "Owners with a state of their own.", "scopes"),
+    (GAUGE, "learned_active", "Owners whose drafts use what was learned.", "active"),
 )
+"""Kind, name, text and attribute of `LearnedStats`."""
 
 
 def _model_metrics(models: tuple[ModelSource, ...]) -> Iterator[Metric]:
-    for kind, names, text, value in MODEL:
+    for kind, names, text, attribute in MODEL:
+        value = attrgetter(attribute)
         for name in names.split():
             labels, more = (VLLM_LABELS, (VLLM_ENGINE,)) if name.startswith("vllm:") else (("model",), ())
             yield _family(kind, name, text, labels, {(source.name, *more): value(source) for source in models})
@@ -370,7 +348,8 @@ def _speculation_metrics(models: tuple[ModelSource, ...]) -> Iterator[Metric]:
     sums: dict[tuple[str, str], list[DraftTotals]] = {(s.name, VLLM_ENGINE): [] for s in models}
     for (model, _), totals in each.items():
         sums[model, VLLM_ENGINE].append(totals)
-    for name, vllm_name, text, count in SPECULATION:
+    for name, vllm_name, text in SPECULATION:
+        count = attrgetter(name)
         values = {labels: count(totals) for labels, totals in each.items()}
         yield _family(COUNTER, f"draftree_{name}", text, DRAFT_LABELS, values)
         values = {labels: sum(map(count, found)) for labels, found in sums.items()}
@@ -394,8 +373,8 @@ def _speculation_metrics(models: tuple[ModelSource, ...]) -> Iterator[Metric]:
 
 
 def _beam_metrics(models: tuple[ModelSource, ...]) -> Iterator[Metric]:
-    for kind, name, text, value in BEAMS:
-        values = {(source.name,): value(source.llm.beam_counts) for source in models}
+    for kind, name, text, attribute in BEAMS:
+        values = {(source.name,): getattr(source.llm.beam_counts, attribute) for source in models}
         yield _family(kind, f"draftree_beam_{name}", text, ("model",), values)
 
 
@@ -406,8 +385,9 @@ def _learning_metrics(models: tuple[ModelSource, ...]) -> Iterator[Metric]:
     found = {(name, stats.name): stats for name, store in stores if store for stats in store.stats}
     if not found:
         return
-    for kind, name, text, value in LEARNING:
-        yield _family(kind, f"draftree_{name}", text, labels, {key: value(stats) for key, stats in found.items()})
+    for kind, name, text, attribute in LEARNING:
+        values = {key: getattr(stats, attribute) for key, stats in found.items()}
+        yield _family(kind, f"draftree_{name}", text, labels, values)
     shares = {
         (*key, head): share
         for key, stats in found.items()

@@ -47,19 +47,19 @@ OPTION_FIELDS = tuple(
     if field.name in SamplingBody.model_fields and field.name not in OTHER_MEANING
 )
 """Fields with the library's name and meaning; null means the library's default, which is OpenAI's."""
-Named = tuple[str, Any]
 Checked = tuple[RequestOptions, dict[str, str]]
 """The options of a request, and the body's field of each library parameter that has another name there."""
 
 
-def chat_options(body: ChatBody, model: ServedModel, request_id: str) -> Checked:
+async def chat_options(body: ChatBody, model: ServedModel, request_id: str, names: Mapping[str, str]) -> Checked:
+    """Return the options of an answer; `names` are those that the client's request has for fields of the body."""
     _require_no_beams(body)
     limit, limit_name = chat_limit(body)
     if body.top_logprobs and not body.logprobs:
         raise invalid("'top_logprobs' needs logprobs=true", "top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     given = {"max_tokens": limit, "logprobs": logprobs, "request_id": request_id}
-    return build_options(body, model, given, {"max_tokens": limit_name})
+    return await _checked(body, model, given, {**names, "max_tokens": names.get(limit_name, limit_name)})
 
 
 def chat_limit(body: ChatBody) -> tuple[int | None, str]:
@@ -89,7 +89,9 @@ def _require_no_beams(body: BeamBody) -> None:
             raise invalid(message, name, code="unsupported_parameter")
 
 
-def completion_options(body: CompletionBody, model: ServedModel, request_id: str) -> Checked:
+async def completion_options(
+    body: CompletionBody, model: ServedModel, request_id: str, names: Mapping[str, str]
+) -> Checked:
     _require_no_beams(body)
     limit = completion_limit(body)
     given: dict[str, Any] = {"max_tokens": limit, "logprobs": body.logprobs, "request_id": request_id}
@@ -98,7 +100,7 @@ def completion_options(body: CompletionBody, model: ServedModel, request_id: str
         given["max_tokens"] = 1
     if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
         given["prompt_logprobs"] = body.logprobs
-    return build_options(body, model, given, {})
+    return await _checked(body, model, given, names)
 
 
 def completion_limit(body: CompletionBody) -> int | None:
@@ -106,7 +108,7 @@ def completion_limit(body: CompletionBody) -> int | None:
     return COMPLETION_TOKENS if body.max_tokens is None else _limit(body.max_tokens)
 
 
-def build_options(
+async def _checked(
     body: SamplingBody, model: ServedModel, given: Mapping[str, Any], names: Mapping[str, str]
 ) -> Checked:
     if body.stream and body.prompt_logprobs is not None:
@@ -116,36 +118,35 @@ def build_options(
     values = {name: getattr(body, name) for name in OPTION_FIELDS if getattr(body, name) is not None}
     values["logit_bias"] = _logit_bias(body.logit_bias)
     values["prediction"] = (body.prediction.text or None) if body.prediction is not None else None
-    values["draft"] = draft_of(body, model)
+    values["draft"] = _draft_of(body, model)
     values["trace"] = body.reports.rounds
-    renamed = {"template_kwargs": "chat_template_kwargs", **names}
+    renamed = {**names, "template_kwargs": "chat_template_kwargs"}
     constraint = _constraint(body)
     if constraint is not None:
-        field, (name, value) = constraint
+        field, name, value = constraint
         values[name] = value
-        renamed[name] = field
-    return checked_options({**values, **given}, renamed), renamed
+        renamed[name] = names.get(field, field)
+    options = checked_options({**values, **given}, renamed)
+    if isinstance(options.json_schema, str):
+        await _note_unenforced(options.json_schema, renamed["json_schema"], is_strict=body.has_strict_schema)
+    return options, renamed
 
 
-async def note_unenforced(options: RequestOptions, names: Mapping[str, str], *, is_strict: bool) -> None:
-    """Note what the schema of a request says that no grammar can enforce."""
-    if not isinstance(options.json_schema, str):
-        return
-    field = names.get("json_schema", "json_schema")
+async def _note_unenforced(schema: str, field: str, *, is_strict: bool) -> None:
+    """Note what a schema says that no grammar can enforce."""
     try:
-        grammar = await asyncio.to_thread(schema_grammar, options.json_schema)
+        grammar = await asyncio.to_thread(schema_grammar, schema)
     except SchemaError as error:
         raise invalid(f"'{field}' is refused: {error}", field) from error
-    if not grammar.unenforced:
-        return
     parts = "; ".join(grammar.unenforced)
-    if is_strict:
+    if parts and is_strict:
         reason = f"'{field}' has strict=true, but not all of it can be enforced ({parts})"
         raise invalid(f"{reason}: set strict=false, and finished texts are checked", field)
-    note(field, f"is not enforced in part, and checked afterwards: {parts}")
+    if parts:
+        note(field, f"is not enforced in part, and checked afterwards: {parts}")
 
 
-def draft_of(body: SamplingBody, model: ServedModel) -> str | None:
+def _draft_of(body: SamplingBody, model: ServedModel) -> str | None:
     """Return the drafter of a request: the chosen one; for a prediction without a choice, the first that reads it."""
     named = model.named_draft(body.draft)
     if body.prediction is None or named is not None:
@@ -180,64 +181,64 @@ def _logit_bias(biases: Mapping[str, float] | None) -> dict[int, float] | None:
     return {int(token): bias for token, bias in biases.items()}
 
 
-def _constraint(body: SamplingBody) -> tuple[str, Named] | None:
-    """Return the field that constrains the text, and its library parameter; None if there is none."""
-    options = {
-        "response_format": _of_format(body.response_format),
-        "structured_outputs": _of_outputs(body.structured_outputs),
-        "guided_json": _named("json_schema", body.guided_json),
-        "guided_regex": _named("regex", body.guided_regex),
-        "guided_grammar": _named("grammar", body.guided_grammar),
-        "guided_choice": None if body.guided_choice is None else _choice(body.guided_choice),
-        "json_schema": _named("json_schema", body.json_schema),
-        "regex": _named("regex", body.regex),
-        "ebnf": _named("grammar", body.ebnf),
-        "grammar": _named("grammar", body.grammar),
-    }
-    found = [(field, constraint) for field, constraint in options.items() if constraint is not None]
-    if len(found) > 1:
-        raise invalid(f"'{found[0][0]}' and '{found[1][0]}' both constrain the text: give one of them", found[1][0])
-    return found[0] if found else None
+CONSTRAINTS = {
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "guided_grammar": "grammar",
+    "guided_choice": "choice",
+    "json_schema": "json_schema",
+    "regex": "regex",
+    "ebnf": "grammar",
+    "grammar": "grammar",
+}
+"""Fields that constrain the text, and the kinds of their constraints."""
 
 
-def _named(name: str, value: object) -> Named | None:
-    return None if value is None else (name, value)
+def _constraint(body: SamplingBody) -> tuple[str, str, Any] | None:
+    """Return the field that constrains the text, and the name and value of its library parameter; None without."""
+    constraints = [
+        ("response_format", "json_schema", _schema_of(body.response_format)),
+        ("structured_outputs", *_structured(body.structured_outputs)),
+        *((field, kind, getattr(body, field)) for field, kind in CONSTRAINTS.items()),
+    ]
+    constraints = [constraint for constraint in constraints if constraint[2] is not None]
+    if not constraints:
+        return None
+    (field, kind, value), *others = constraints
+    if others:
+        raise invalid(f"'{field}' and '{others[0][0]}' both constrain the text: give one of them", others[0][0])
+    if kind == "choice":
+        return field, "grammar", "root ::= " + " | ".join(map(literal, value))
+    return field, kind, value
 
 
-def _of_format(wanted: ResponseFormat | None) -> Named | None:
+def _schema_of(wanted: ResponseFormat | None) -> Any:
     if wanted is None or wanted.type == "text":
         return None
     if wanted.type == "json_object":
-        return "json_schema", {"type": "object"} if wanted.schema_ is None else wanted.schema_
+        return {"type": "object"} if wanted.schema_ is None else wanted.schema_
     if wanted.json_schema is None and wanted.schema_ is None:
         raise invalid("response_format of type json_schema needs the field 'json_schema'", "response_format")
     # without `strict` the schema is followed, too
     schema = wanted.schema_ if wanted.json_schema is None else wanted.json_schema.schema_
-    return "json_schema", {} if schema is None else schema
+    return {} if schema is None else schema
 
 
-def _of_outputs(wanted: StructuredOutputs | None) -> Named | None:
+def _structured(wanted: StructuredOutputs | None) -> tuple[str, Any]:
     if wanted is None:
-        return None
-    options: list[Named] = []
-    if wanted.json_ is not None:
-        options.append(("json_schema", wanted.json_))
-    if wanted.regex is not None:
-        options.append(("regex", wanted.regex))
-    if wanted.grammar is not None:
-        options.append(("grammar", wanted.grammar))
-    if wanted.choice is not None:
-        options.append(_choice(wanted.choice))
-    if wanted.json_object:
-        options.append(("json_schema", {"type": "object"}))
+        return "", None
+    options = [
+        ("json_schema", wanted.json_),
+        ("regex", wanted.regex),
+        ("grammar", wanted.grammar),
+        ("choice", wanted.choice),
+        ("json_schema", {"type": "object"} if wanted.json_object else None),
+    ]
+    options = [option for option in options if option[1] is not None]
     if len(options) != 1:
         message = "'structured_outputs' needs exactly one of json, regex, choice, grammar and json_object"
         raise invalid(message, "structured_outputs")
     return options[0]
-
-
-def _choice(texts: list[str]) -> Named:
-    return "grammar", "root ::= " + " | ".join(map(literal, texts))
 
 
 Encode = Callable[..., Awaitable[Any]]
@@ -266,30 +267,23 @@ def clipped(options: RequestOptions, most: int, field: str) -> RequestOptions:
     if options.max_tokens is None or options.max_tokens <= most:
         return options
     note(field, f"is reduced to {most}: more tokens do not fit")
-    return dataclasses.replace(options, max_tokens=None)
+    return replace(options, max_tokens=None)
 
 
-async def within_limits(
+def within_limits(
     settings: ServerSettings, model: ServedModel, *, prompts: Sequence[Any], options: RequestOptions
-) -> tuple[RequestOptions, Sequence[Any]]:
-    """Apply the server's limits; the prompts are returned encoded if that was needed."""
-    needs_limit = settings.max_completion_tokens is not None and options.max_tokens is None
-    if settings.max_prompt_tokens is None and not needs_limit:
-        return options, prompts
+) -> RequestOptions:
+    """Apply the server's limits to encoded prompts, and return the options with a maximum number of tokens."""
     # the features of sound have no tokens, and a fixed length
-    most = longest_prompt(settings, model, options)
-    encode = model.llm.prompts.encode
-    ids = [one if isinstance(one, FeatureSource) else await encode(one, most=most) for one in prompts]
+    lengths = [0 if isinstance(prompt, FeatureSource) else len(prompt) for prompt in prompts]
     kept = options.truncate_prompt_tokens
-    lengths = [0 if isinstance(one, FeatureSource) else len(one) for one in ids]
-    longest = max((one if kept is None or kept < 0 else min(kept, one) for one in lengths), default=0)
+    longest = max((n if kept is None or kept < 0 else min(kept, n) for n in lengths), default=0)
     if settings.max_prompt_tokens is not None and longest > settings.max_prompt_tokens:
         text = f"the prompt has {longest} tokens: this server allows at most {settings.max_prompt_tokens}; shorten it"
         raise invalid(text, None, code="context_length_exceeded")
-    if settings.max_completion_tokens is not None and options.max_tokens is None:
-        room = max(1, model.max_context - longest)
-        options = dataclasses.replace(options, max_tokens=min(settings.max_completion_tokens, room))
-    return options, ids
+    if settings.max_completion_tokens is None or options.max_tokens is not None:
+        return options
+    return replace(options, max_tokens=min(settings.max_completion_tokens, max(1, model.max_context - longest)))
 
 
 class ErrorDetail(BaseModel):
@@ -380,8 +374,8 @@ async def running_job(
         drops_text: as for `Job`.
     """
     server = server_of(request)
-    options, encode = _encoding(model, options, encode)
-    options = with_read_prediction(options, model)
+    encode = prompt_encoder(model, encode, options.source_lang)
+    options = with_read_prediction(replace(options, source_lang=None), model)
     limit = server.settings.max_completion_tokens
     field = names.get("max_tokens", "max_tokens")
     if clips_tokens and limit is not None:
@@ -391,15 +385,15 @@ async def running_job(
     async with places, server.metered(request, model, options):
         try:
             most = longest_prompt(server.settings, model, options)
-            given = prompts if encode is None else [await encode(prompt, most=most) for prompt in prompts]
+            encoded = [await encode(prompt, most=most) for prompt in prompts]
         except InvalidRequestError as error:
             raise named_error(error, names) from error
         if start is not None:
             options = replace(options, decoder_prompt=start())
         if clips_tokens:
-            options = clipped(options, model.max_context - max(map(len, given)), field)
-        options, ids = await within_limits(server.settings, model, prompts=given, options=options)
-        reasoning = await Reasoning.of(model, ids[0]) if is_chat else None
+            options = clipped(options, model.max_context - max(map(len, encoded)), field)
+        options = within_limits(server.settings, model, prompts=encoded, options=options)
+        reasoning = await Reasoning.of(model, encoded[0]) if is_chat else None
         options = replace(
             options if reasoning is None else reasoning.sampling(options),
             # in the engine, the priority would put it before the texts of other keys
@@ -408,7 +402,7 @@ async def running_job(
         )
         if options.trace or options.logprobs is not None or options.prompt_logprobs is not None:
             await model.prepare_texts()
-        async with await Job.start(model, ids, options, names=names) as job:
+        async with await Job.start(model, encoded, options, names=names) as job:
             job.reasoning = reasoning
             job.drops_text = drops_text
             try:
@@ -437,16 +431,13 @@ def _note(record: RequestRecord, job: Job) -> None:
         record.note_first_token(job.first_time)
 
 
-def _encoding(
-    model: ServedModel, options: RequestOptions, encode: Encode | None
-) -> tuple[RequestOptions, Encode | None]:
-    """Let the language of the prompts be read when they are encoded: later they are token ids, which have none."""
-    if options.source_lang is None:
-        return options, encode
-    if encode is not None:
+def prompt_encoder(model: ServedModel, encode: Encode | None, source_lang: str | None) -> Encode:
+    """Return the encoder of prompts; the default one for None, which reads the language of the prompt."""
+    if encode is None:
+        return partial(model.llm.prompts.encode, source_lang=source_lang)
+    if source_lang is not None:
         raise invalid(
             "'source_lang' states the language of a text, and a chat template has no place for it: leave it out",
             "source_lang",
         )
-    encode = partial(model.llm.prompts.encode, source_lang=options.source_lang)
-    return replace(options, source_lang=None), encode
+    return encode

@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, final
 from draftree.core.types import RoundRecord
 from draftree.engine.trace import TraceHeader, TraceWriter
 from draftree.serve.errors import ApiError
+from draftree.serve.metrics import PHASES
 from draftree.serve.settings import ServerSettings
 from draftree.text.retokenize import pieces_of
 from draftree.version import __version__
@@ -41,19 +42,12 @@ class FeedRound:
 
     def as_json(self) -> dict[str, Any]:
         record = self.record
-        seconds = {
-            "plan": record.plan_seconds,
-            "draft": record.draft_seconds,
-            "score": record.score_seconds,
-            "verify": record.verify_seconds,
-            "commit": record.commit_seconds,
-            "total": record.total_seconds,
-        }
+        seconds = {name: round(getattr(record, f"{name}_seconds"), 7) for name in (*PHASES, "total")}
         return {
             "number": self.number,
             "model": self.model,
             "time": self.time,
-            "seconds": {name: round(value, 7) for name, value in seconds.items()},
+            "seconds": seconds,
             "rows": record.num_rows,
             "sequences": [
                 {

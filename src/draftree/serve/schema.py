@@ -64,36 +64,30 @@ _ADAPTERS = "serve the adapted model under a name of its own"
 _NO_TRANSFER = "keys and values are not transferred between servers"
 _NO_ROUTING = "requests are not routed by it"
 _NO_SAMPLER = "the server has no such sampler"
-_PART_OF_SAMPLER = "it has no effect without its sampler, which the server does not have"
 _DRAFTING = "drafting never changes the text; choose a loaded drafter with 'draft'"
-_LOADED = "models stay loaded"
 _NO_TIMINGS = "'usage', 'metrics' and /metrics have the statistics"
 _APART = "reasoning is always apart from the answer"
 _TOKEN_IDS = "use 'return_token_ids'"
 
 ELSEWHERE: Mapping[str, Mapping[str, Effect]] = {
     "OpenAI": {
-        "user": ignored("requests are not attributed to end users"),
-        "safety_identifier": ignored("requests are not attributed to end users"),
+        **dict.fromkeys(("user", "safety_identifier"), ignored("requests are not attributed to end users")),
         "metadata": ignored("nothing is stored", {}),
         "store": ignored("nothing is stored", False),
-        "prompt_cache_key": ignored(_CACHE),
+        **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention"), ignored(_CACHE)),
         "prompt_cache_options": ignored(_CACHE, {}),
-        "prompt_cache_retention": ignored(_CACHE),
         "verbosity": refused("the models have no such setting", "medium"),
         "moderation": refused("nothing is moderated"),
     },
     "vLLM": {
         "cache_salt": refused("cached prefixes are shared by all requests"),
-        "ec_transfer_params": refused(_NO_TRANSFER, {}),
+        **dict.fromkeys(("ec_transfer_params", "kv_transfer_params"), refused(_NO_TRANSFER, {})),
         "guided_decoding_backend": ignored("there is one grammar engine"),
         "guided_whitespace_pattern": refused("write the whitespace into a 'guided_regex' or 'guided_grammar'"),
-        "kv_transfer_params": refused(_NO_TRANSFER, {}),
         "logits_processors": refused("use 'logit_bias', 'bad_words' or 'allowed_token_ids'", []),
         "logprob_token_ids": refused("use 'top_logprobs' or 'logprobs'", []),
         "lora_request": refused(_ADAPTERS),
-        "media_io_kwargs": ignored(_TEXT_ONLY, {}),
-        "mm_processor_kwargs": ignored(_TEXT_ONLY, {}),
+        **dict.fromkeys(("media_io_kwargs", "mm_processor_kwargs"), ignored(_TEXT_ONLY, {})),
         "repetition_detection": refused("use 'stop' or 'max_tokens'"),
         "return_mm_kwargs": ignored(_TEXT_ONLY),
         "return_prompt_text": refused("use /tokenize with 'return_token_strs'", False),
@@ -109,29 +103,23 @@ ELSEWHERE: Mapping[str, Mapping[str, Effect]] = {
         "watermarking": refused("texts are not marked", False),
     },
     "SGLang": {
-        "bootstrap_host": refused(_NO_TRANSFER),
-        "bootstrap_port": refused(_NO_TRANSFER),
-        "bootstrap_room": refused(_NO_TRANSFER),
+        **dict.fromkeys(("bootstrap_host", "bootstrap_port", "bootstrap_room"), refused(_NO_TRANSFER)),
         "custom_labels": ignored("metrics have labels of their own", {}),
         "custom_logit_processor": refused("use 'logit_bias', 'bad_words' or 'allowed_token_ids'"),
         "custom_params": refused("the server has no such extensions", {}),
-        "data_parallel_rank": ignored(_NO_ROUTING),
-        "disagg_prefill_dp_rank": ignored(_NO_ROUTING),
+        **dict.fromkeys(("data_parallel_rank", "disagg_prefill_dp_rank", "routed_dp_rank"), ignored(_NO_ROUTING)),
         "extra_key": refused("cached prefixes are shared by all requests"),
         "images_config": ignored(_TEXT_ONLY, {}),
         "input_ids": refused("use 'prompt' of /v1/completions"),
         "lora_path": refused(_ADAPTERS),
-        "max_dynamic_patch": ignored(_TEXT_ONLY),
-        "min_dynamic_patch": ignored(_TEXT_ONLY),
+        **dict.fromkeys(("max_dynamic_patch", "min_dynamic_patch"), ignored(_TEXT_ONLY)),
         "ngram_corpus_id": ignored(_DRAFTING),
         "no_stop_trim": refused("use 'include_stop_str_in_output'", False),
-        "return_cached_tokens_details": ignored(_NO_TIMINGS, False),
+        **dict.fromkeys(("return_cached_tokens_details", "return_meta_info"), ignored(_NO_TIMINGS, False)),
         "return_hidden_states": refused("hidden states are not returned", False),
-        "return_meta_info": ignored(_NO_TIMINGS, False),
         "return_prompt_token_ids": refused(_TOKEN_IDS, False),
         "return_routed_experts": refused("routed experts are not returned", False),
         "rid": ignored("the id of a request is 'request_id'"),
-        "routed_dp_rank": ignored(_NO_ROUTING),
         "routed_experts_start_len": ignored("routed experts are not returned", 0),
         "separate_reasoning": refused(_APART, True),
         "session_params": refused("send the whole conversation", {}),
@@ -141,30 +129,35 @@ ELSEWHERE: Mapping[str, Mapping[str, Effect]] = {
         "use_audio_in_video": ignored(_TEXT_ONLY, False),
     },
     "llama.cpp": {
-        "adaptive_decay": ignored(_PART_OF_SAMPLER),
+        **dict.fromkeys(
+            [
+                "adaptive_decay",
+                "dry_allowed_length",
+                "dry_base",
+                "dry_penalty_last_n",
+                "dry_sequence_breakers",
+                "dynatemp_exponent",
+                "mirostat_eta",
+                "mirostat_tau",
+                "repeat_last_n",
+                "xtc_threshold",
+            ],
+            ignored("it has no effect without its sampler, which the server does not have"),
+        ),
         "adaptive_target": refused(_NO_SAMPLER, -1),
         "backend_sampling": ignored("it does not change the text"),
-        "cache_prompt": ignored("cached prefixes never change the text"),
-        "dry_allowed_length": ignored(_PART_OF_SAMPLER),
-        "dry_base": ignored(_PART_OF_SAMPLER),
+        **dict.fromkeys(("cache_prompt", "n_cache_reuse"), ignored("cached prefixes never change the text")),
         "dry_multiplier": refused("use 'no_repeat_ngram_size' or 'repetition_penalty'", 0),
-        "dry_penalty_last_n": ignored(_PART_OF_SAMPLER),
-        "dry_sequence_breakers": ignored(_PART_OF_SAMPLER),
-        "dynatemp_exponent": ignored(_PART_OF_SAMPLER),
         "dynatemp_range": refused("use 'temperature'", 0),
         "grammar_lazy": refused("a grammar holds from the first token", False),
         "grammar_triggers": refused("a grammar holds from the first token", []),
-        "id_slot": ignored("requests have no fixed slots"),
+        **dict.fromkeys(("id_slot", "slot_id"), ignored("requests have no fixed slots")),
         "lora": refused(_ADAPTERS, []),
         "min_keep": refused("'top_p' and 'min_p' keep at least one token", 0, 1),
         "mirostat": refused("use 'top_p' or 'min_p'", 0),
-        "mirostat_eta": ignored(_PART_OF_SAMPLER),
-        "mirostat_tau": ignored(_PART_OF_SAMPLER),
-        "n_cache_reuse": ignored("cached prefixes never change the text"),
         "n_cmpl": refused("use 'n'", 1),
-        "n_discard": ignored("a prompt that does not fit is refused"),
+        **dict.fromkeys(("n_discard", "n_keep"), ignored("a prompt that does not fit is refused")),
         "n_indent": refused("use 'guided_regex'", 0),
-        "n_keep": ignored("a prompt that does not fit is refused"),
         "n_predict": refused("use 'max_tokens'"),
         "n_probs": refused("use 'logprobs'", 0),
         "parse_tool_calls": refused("calls of tools are always parsed", True),
@@ -172,27 +165,29 @@ ELSEWHERE: Mapping[str, Mapping[str, Effect]] = {
         "preserved_tokens": ignored("markers of calls are always kept", []),
         "reasoning_control": ignored("there is no endpoint to control a running request", False),
         "reasoning_format": refused(_APART, "auto", "deepseek"),
-        "repeat_last_n": ignored(_PART_OF_SAMPLER),
         "repeat_penalty": refused("use 'repetition_penalty', which reads the whole text", 1),
         "response_fields": ignored("responses are complete", []),
         "return_progress": ignored("the progress of reading a prompt is not reported", False),
         "return_tokens": refused(_TOKEN_IDS, False),
         "samplers": refused("the order of the sampling filters is fixed"),
-        "slot_id": ignored("requests have no fixed slots"),
-        "speculative.n_max": ignored(_DRAFTING),
-        "speculative.n_min": ignored(_DRAFTING),
-        "speculative.ngram_m_hits": ignored(_DRAFTING),
-        "speculative.ngram_size_m": ignored(_DRAFTING),
-        "speculative.ngram_size_n": ignored(_DRAFTING),
-        "speculative.p_min": ignored(_DRAFTING),
-        "speculative.type": ignored(_DRAFTING),
+        **dict.fromkeys(
+            [
+                "speculative.n_max",
+                "speculative.n_min",
+                "speculative.ngram_m_hits",
+                "speculative.ngram_size_m",
+                "speculative.ngram_size_n",
+                "speculative.p_min",
+                "speculative.type",
+            ],
+            ignored(_DRAFTING),
+        ),
         "sse_ping_interval": ignored("silent streams have a comment every 15 seconds"),
         "t_max_predict_ms": refused("use 'max_tokens'", 0),
         "timings_per_token": ignored(_NO_TIMINGS, False),
         "top_n_sigma": refused("use 'top_p' or 'min_p'", 0, -1),
         "typical_p": refused("use 'top_p' or 'min_p'", 1),
         "xtc_probability": refused(_NO_SAMPLER, 0),
-        "xtc_threshold": ignored(_PART_OF_SAMPLER),
     },
     "Ollama, LM Studio": {
         "_debug_render_only": refused("use /tokenize with 'return_token_strs'", False),
@@ -200,17 +195,15 @@ ELSEWHERE: Mapping[str, Mapping[str, Effect]] = {
         "draft_model": ignored(_DRAFTING),
         "format": refused("use 'response_format'", ""),
         "images": refused(_TEXT_ONLY, []),
-        "keep_alive": ignored(_LOADED),
+        **dict.fromkeys(("keep_alive", "ttl"), ignored("models stay loaded")),
         "num_ctx": ignored("the context is that of the model"),
         "num_predict": refused("use 'max_tokens'"),
         "options": refused("set the fields of the body, such as 'temperature'", {}),
         "raw": refused("use /v1/completions", False),
-        "shift": ignored("a prompt that does not fit is refused"),
+        **dict.fromkeys(("shift", "truncate"), ignored("a prompt that does not fit is refused")),
         "system": refused("send a message of the role system", ""),
         "template": refused("templates of clients are not run", ""),
         "think": ignored("use 'reasoning_effort'"),
-        "truncate": ignored("a prompt that does not fit is refused"),
-        "ttl": ignored(_LOADED),
     },
 }
 SHARED: Mapping[str, Effect] = {name: effect for fields in ELSEWHERE.values() for name, effect in fields.items()}
@@ -250,13 +243,12 @@ RESPONSES: Mapping[str, Effect] = {
     "image": ignored(_TEXT_ONLY, {}),
     "length_penalty": refused("it belongs to beam search", 1),
     "logprobs": refused("use 'include' with \"message.output_text.logprobs\"", False),
-    "max_completion_tokens": refused("use 'max_output_tokens'"),
-    "max_tokens": refused("use 'max_output_tokens'"),
+    **dict.fromkeys(
+        ("max_completion_tokens", "max_tokens", "n_predict", "num_predict"), refused("use 'max_output_tokens'")
+    ),
     "max_tool_calls": ignored("the server runs no tools"),
     "messages": refused("use 'input'"),
     "n": refused("send one request for each text", 1),
-    "n_predict": refused("use 'max_output_tokens'"),
-    "num_predict": refused("use 'max_output_tokens'"),
     "previous_input_messages": refused("send the whole conversation as 'input'", []),
     "previous_response": refused("send the whole conversation as 'input'"),
     "prompt": refused("the server stores no prompts: use 'instructions' and 'input'"),
@@ -418,24 +410,29 @@ class DraftreeOptions(Body):
     rounds: bool = False
 
 
-class SamplingBody(Body):
+class SamplingFields(Body):
+    """Sampling fields that have the same meaning in most APIs."""
+
+    stop: str | Items[str] | None = None
+    temperature: float | None = Field(None, ge=0)
+    top_k: int | None = Field(None, ge=-1)
+    top_p: float | None = Field(None, gt=0, le=1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+
+
+class SamplingBody(SamplingFields):
     """Sampling fields of OpenAI and vLLM that chat and plain completions share."""
 
     model: str | None = Field(None, description="name or alias of a served model; the first one by default")
     max_tokens: int | None = Field(None, ge=-1, description="-1: as many as fit into the context")
-    temperature: float | None = Field(None, ge=0)
-    top_p: float | None = Field(None, gt=0, le=1)
     n: int | None = Field(None, ge=1)
-    stop: str | Items[str] | None = None
-    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     logit_bias: Biases | None = None
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
     stream: bool | None = False
     stream_options: StreamOptions | None = None
 
-    top_k: int | None = Field(None, ge=-1)
-    min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0)
     stop_token_ids: Items[TokenId] | None = None
     ignore_eos: bool | None = None
@@ -564,21 +561,22 @@ class ChatBody(BeamBody):
     service_tier: ServiceTier | None = None
 
 
+Prompts = str | Items[str] | Items[TokenId] | Items[Items[TokenId]]
+
+
+def prompts_of(prompts: Prompts) -> list[Any]:
+    """Return a list of texts and lists of token ids."""
+    return [prompts] if isinstance(prompts, str) or not prompts or isinstance(prompts[0], int) else prompts
+
+
 class CompletionBody(BeamBody):
     """Prompts to continue."""
 
     elsewhere: ClassVar[Mapping[str, Effect]] = {**SHARED, **COMPLETIONS}
-    prompt: str | Items[str] | Items[TokenId] | Items[Items[TokenId]]
+    prompt: Prompts
     suffix: str | None = Field(None, description="text after the gap, for models with fill-in-the-middle")
     echo: bool | None = False
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-
-    def prompts(self) -> list[str | list[int]]:
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if not self.prompt or isinstance(self.prompt[0], int):
-            return [self.prompt]  # type: ignore[list-item]
-        return list(self.prompt)
 
 
 class TokenizeBody(Body):

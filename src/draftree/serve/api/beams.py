@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, final
 
@@ -25,17 +25,18 @@ from draftree.serve.pool import ServedModel
 from draftree.serve.records import RequestRecord
 from draftree.serve.render import Head
 from draftree.serve.request import (
+    CONSTRAINTS,
     Encode,
     chat_limit,
     checked_options,
     completion_limit,
     longest_prompt,
+    prompt_encoder,
     server_of,
     within_limits,
 )
 from draftree.serve.schema import BeamBody, ChatBody, CompletionBody, DraftreeOptions, ResponseFormat
 from draftree.serve.settings import ServerSettings
-from draftree.text.detokenize import Detokenizer
 
 FIELD = "beam_options"
 MAX_PHRASES = 64
@@ -70,67 +71,6 @@ NAMES = tuple(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class BeamOptions:
-    """Checked options of a body: a result contains all `phrases`, and is one of the texts of `allowed` if there are
-    any.
-    """
-
-    given: Mapping[str, Any]
-    phrases: Sequence[str] = ()
-    allowed: Sequence[str] = ()
-
-    @property
-    def checked_as(self) -> dict[str, Any]:
-        """The parameters, with a phrase of one token and a trie of one sequence that stand for texts."""
-        found = dict(self.given)
-        if self.phrases:
-            found["force_words_ids"] = [[0]]
-        if self.allowed:
-            found["allowed_trie"] = TokenTrie([[0]])
-        return found
-
-    async def encoded(
-        self, params: BeamSearchParams, encode: Callable[[str], Awaitable[Sequence[int]]]
-    ) -> BeamSearchParams:
-        """Return the parameters, made from `checked_as`, with the token ids of the texts."""
-        if self.phrases:
-            params = replace(params, force_words_ids=await _ids("force_phrases", self.phrases, encode))
-        if self.allowed:
-            params = replace(params, allowed_trie=TokenTrie(await _ids("allowed_texts", self.allowed, encode)))
-        return params
-
-
-async def _ids(
-    name: str, texts: Sequence[str], encode: Callable[[str], Awaitable[Sequence[int]]]
-) -> list[Sequence[int]]:
-    found = [await encode(text) for text in texts]
-    for text, ids in zip(texts, found, strict=True):
-        if not ids:
-            raise invalid(f"{FIELD}.{name}: {text!r} has no tokens: leave it out", f"{FIELD}.{name}")
-    return found
-
-
-def beam_options(body: Mapping[str, Any] | None, seed: int | None) -> BeamOptions:
-    """Return the options of a body; null values are those of the preset."""
-    given = {name: value for name, value in (body or {}).items() if value is not None}
-    for name in given:
-        _require_known(name)
-    texts = {name: _texts(name, given.pop(name), most) for name, most in TEXTS.items() if name in given}
-    if "force_phrases" in texts and "force_words_ids" in given:
-        raise invalid(
-            f"{FIELD}.force_words_ids and {FIELD}.force_phrases both require phrases: give one of them",
-            f"{FIELD}.force_words_ids",
-        )
-    words = given.get("force_words_ids")
-    if isinstance(words, list) and len(words) > MAX_PHRASES:
-        raise invalid(f"{FIELD}.force_words_ids has {len(words)} phrases: give at most {MAX_PHRASES}",
-                      f"{FIELD}.force_words_ids")  # fmt: skip
-    if seed is not None and given.get("sampling", "none") != "none":
-        given["seed"] = seed % 2**63
-    return BeamOptions(given, texts.get("force_phrases", ()), texts.get("allowed_texts", ()))
-
-
 def _require_known(name: str) -> None:
     if name in NAMES or name in TEXTS:
         return
@@ -154,35 +94,28 @@ def _texts(name: str, value: object, most: int) -> list[str]:
 NO_SAMPLING = "leave it out, or set it and sampling in beam_options"
 NO_FILTER = "a beam search has no such filter: leave it out"
 NO_CONSTRAINT = "a beam search follows no format: leave it out, or leave use_beam_search out"
+NO_PENALTY = "use no_repeat_ngram_size or length_penalty"
+NO_RULE = "a beam search has no such rule: leave it out"
+NO_SPECIALS = "special tokens are never part of the texts: leave it out"
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "stream": ((False,), "the texts of a beam search are known at its end: set stream=false"),
     "stream_options": ((), "the texts of a beam search are known at its end: leave it out"),
     "top_p": ((1,), NO_SAMPLING),
     "top_k": ((0, -1), NO_SAMPLING),
     "min_p": ((0,), NO_FILTER),
-    "presence_penalty": ((0,), "use no_repeat_ngram_size or length_penalty"),
-    "frequency_penalty": ((0,), "use no_repeat_ngram_size or length_penalty"),
-    "repetition_penalty": ((1,), "use no_repeat_ngram_size or length_penalty"),
-    "logit_bias": (({},), "a beam search has no such rule: leave it out"),
-    "allowed_token_ids": ((), "a beam search has no such rule: leave it out"),
-    "bad_words": (([],), "a beam search has no such rule: leave it out"),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty"), ((0,), NO_PENALTY)),
+    "repetition_penalty": ((1,), NO_PENALTY),
+    "logit_bias": (({},), NO_RULE),
+    "allowed_token_ids": ((), NO_RULE),
+    "bad_words": (([],), NO_RULE),
     "prompt_logprobs": ((), "send a request without use_beam_search"),
     "top_logprobs": ((0,), "log-probabilities are those of the chosen tokens: leave it out"),
-    "skip_special_tokens": ((True,), "special tokens are never part of the texts: leave it out"),
-    "spaces_between_special_tokens": ((True,), "special tokens are never part of the texts: leave it out"),
+    **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), ((True,), NO_SPECIALS)),
     "prediction": ((), "no drafter takes part in a beam search: leave it out"),
     "draft": (("none",), "no drafter takes part in a beam search: leave it out"),
     "draftree": ((DraftreeOptions(),), "a beam search has no rounds: leave it out"),
     "response_format": ((ResponseFormat.model_validate({"type": "text"}),), NO_CONSTRAINT),
-    "structured_outputs": ((), NO_CONSTRAINT),
-    "guided_json": ((), NO_CONSTRAINT),
-    "guided_regex": ((), NO_CONSTRAINT),
-    "guided_grammar": ((), NO_CONSTRAINT),
-    "guided_choice": ((), NO_CONSTRAINT),
-    "json_schema": ((), NO_CONSTRAINT),
-    "regex": ((), NO_CONSTRAINT),
-    "ebnf": ((), NO_CONSTRAINT),
-    "grammar": ((), NO_CONSTRAINT),
+    **dict.fromkeys(("structured_outputs", *CONSTRAINTS), ((), NO_CONSTRAINT)),
     "tools": (([],), "calls are not parsed in the texts of a beam search: leave it out"),
     "tool_choice": (("none", "auto"), "calls are not parsed in the texts of a beam search: leave it out"),
 }
@@ -194,19 +127,30 @@ class BeamRequest:
     """The parameters of a beam search in a body.
 
     If the body has no limit of tokens, `limit` is None, and that of `params` is 1. `prompt` has what limits and
-    truncates prompts, `names` the body's fields of parameters that have another name there.
+    truncates prompts, `names` the body's fields of parameters that have another name there. A result contains all
+    `phrases`, and is one of the texts of `allowed` if there are any; `params` has placeholders until `encoded`.
     """
 
     params: BeamSearchParams
     limit: int | None
     prompt: RequestOptions
-    options: BeamOptions
-    has_logprobs: bool = False
-    names: dict[str, str] = field(default_factory=dict)
+    names: Mapping[str, str]
+    phrases: Sequence[str]
+    allowed: Sequence[str]
+    has_logprobs: bool
 
     @property
     def width(self) -> int:
         return self.params.beam_width
+
+    async def encoded(self, encode: Callable[[str], Awaitable[Sequence[int]]]) -> BeamRequest:
+        """Return the request with the token ids of its texts."""
+        params = self.params
+        if self.phrases:
+            params = replace(params, force_words_ids=await _ids("force_phrases", self.phrases, encode))
+        if self.allowed:
+            params = replace(params, allowed_trie=TokenTrie(await _ids("allowed_texts", self.allowed, encode)))
+        return replace(self, params=params)
 
     def for_prompt(self, settings: ServerSettings, length: int, context: int) -> BeamSearchParams:
         room = context - length
@@ -233,6 +177,16 @@ class BeamRequest:
                 f"{FIELD}.max_len_ratio",
             )
         return found
+
+
+async def _ids(
+    name: str, texts: Sequence[str], encode: Callable[[str], Awaitable[Sequence[int]]]
+) -> list[Sequence[int]]:
+    ids = [await encode(text) for text in texts]
+    for text, tokens in zip(texts, ids, strict=True):
+        if not tokens:
+            raise invalid(f"{FIELD}.{name}: {text!r} has no tokens: leave it out", f"{FIELD}.{name}")
+    return ids
 
 
 def completion_request(body: CompletionBody, settings: ServerSettings) -> BeamRequest:
@@ -265,32 +219,54 @@ def _request(
         "min_new_tokens": "min_tokens",
         **{name: f"{FIELD}.{name}" for name in NAMES},
     }
-    options = beam_options(body.beam_options, body.seed)
-    if options.phrases:
+    given, phrases, allowed = _options(body)
+    if phrases:
         names["force_words_ids"] = f"{FIELD}.force_phrases"
-    if options.allowed:
+    if allowed:
         names["allowed_trie"] = f"{FIELD}.allowed_texts"
     if (body.n or 1) > width:
         raise _refused("n", body.n, f"at most best_of={width} texts are returned")
     _require_size(settings, width, limit, names)
-    given = {name: getattr(body, name) for name in SAME_NAME if getattr(body, name) is not None}
-    # vLLM's older releases required temperature 0, which is the model's own distribution
-    temperature = body.temperature or 1.0
+    given |= {name: getattr(body, name) for name in SAME_NAME if getattr(body, name) is not None}
     try:
         params = BeamSearchParams.preset(
             "vllm",
             beam_width=width,
             num_return_sequences=body.n or 1,
             max_new_tokens=1 if limit is None else limit,
-            temperature=temperature,
+            # vLLM's older releases required temperature 0, which is the model's own distribution
+            temperature=body.temperature or 1.0,
             **given,
-            **options.checked_as,
         )
     except InvalidRequestError as error:
         raise named_error(error, names) from error
-    told = {"max_tokens": limit, "truncate_prompt_tokens": body.truncate_prompt_tokens, "min_tokens": body.min_tokens}
-    prompt = checked_options({"n": width, **{name: value for name, value in told.items() if value is not None}}, names)
-    return BeamRequest(params, limit, prompt, options, has_logprobs, names)
+    limits = {"max_tokens": limit, "truncate_prompt_tokens": body.truncate_prompt_tokens, "min_tokens": body.min_tokens}
+    limits = {name: value for name, value in limits.items() if value is not None}
+    prompt = checked_options({"n": width, **limits}, names)
+    return BeamRequest(params, limit, prompt, names, phrases, allowed, has_logprobs)
+
+
+def _options(body: BeamBody) -> tuple[dict[str, Any], Sequence[str], Sequence[str]]:
+    """Return the parameters of `beam_options`, the required phrases and the allowed texts.
+
+    A phrase of one token and a trie of one sequence stand for the texts. Null values are those of the preset.
+    """
+    given = {name: value for name, value in (body.beam_options or {}).items() if value is not None}
+    for name in given:
+        _require_known(name)
+    phrases, allowed = (_texts(name, given.pop(name), most) if name in given else () for name, most in TEXTS.items())
+    words, path = given.get("force_words_ids"), f"{FIELD}.force_words_ids"
+    if phrases and words is not None:
+        raise invalid(f"{path} and {FIELD}.force_phrases both require phrases: give one of them", path)
+    if isinstance(words, list) and len(words) > MAX_PHRASES:
+        raise invalid(f"{path} has {len(words)} phrases: give at most {MAX_PHRASES}", path)
+    if body.seed is not None and given.get("sampling", "none") != "none":
+        given["seed"] = body.seed % 2**63
+    if phrases:
+        given["force_words_ids"] = [[0]]
+    if allowed:
+        given["allowed_trie"] = TokenTrie([[0]])
+    return given, phrases, allowed
 
 
 def _require_size(settings: ServerSettings, width: int, limit: int | None, names: dict[str, str]) -> None:
@@ -339,12 +315,10 @@ class BeamTexts:
             "prompt_tokens_details": {"cached_tokens": 0},
         }
 
-    def _placed(self) -> list[tuple[int, BeamResult, Hypothesis]]:
-        return [
-            (place * self.num_choices + rank, result, found)
-            for place, result in enumerate(self.results)
-            for rank, found in enumerate(result.hypotheses)
-        ]
+    def _placed(self) -> Iterator[tuple[int, BeamResult, Hypothesis]]:
+        for place, result in enumerate(self.results):
+            for rank, found in enumerate(result.hypotheses, place * self.num_choices):
+                yield rank, result, found
 
     def completion(self, body: CompletionBody, head: Head, echoed: Sequence[str]) -> dict[str, Any]:
         texts, choices = head.model.texts if self.has_logprobs else None, []
@@ -352,14 +326,8 @@ class BeamTexts:
             before = echoed[index // self.num_choices] if echoed else ""
             choice = {"index": index, "text": before + (found.text or ""), "logprobs": None, **_ending(found)}
             if texts is not None:
-                detokenizer = None
-                if texts.tokenizer is not None:
-                    detokenizer = Detokenizer(
-                        texts.tokenizer, skip_special_tokens=True, prompt_ids=result.prompt_token_ids
-                    )
-                choice["logprobs"] = OffsetLogprobs(texts, detokenizer).push(
-                    _entries(found), found.tokens, is_last=True
-                )
+                offsets = OffsetLogprobs(texts, skip_special_tokens=True, prompt_ids=result.prompt_token_ids)
+                choice["logprobs"] = offsets.push(_entries(found), found.tokens, is_last=True)
             if body.return_token_ids:
                 choice |= {"prompt_token_ids": list(result.prompt_token_ids), "token_ids": list(found.tokens)}
             choices.append(choice)
@@ -418,12 +386,15 @@ async def searched(
     server = server_of(request)
     record = server.record_of(request)
     record.response_id, record.draft = response_id, "none"
+    encode = prompt_encoder(model, encode, decoder.get("source_lang"))
     async with server.admit(request, texts=len(prompts) * asked.width, priority=priority):
         try:
-            spoken = decoder.get("source_lang")
             encode_text = partial(model.llm.prompts.encode_text, add_special_tokens=False)
-            asked = replace(asked, params=await asked.options.encoded(asked.params, encode_text))
-            ids = await _encoded(request, model, prompts, asked, _encoder(model, encode, spoken))
+            asked = await asked.encoded(encode_text)
+            most = longest_prompt(server.settings, model, asked.prompt)
+            ids = [await encode(prompt, most=most) for prompt in prompts]
+            limited = within_limits(server.settings, model, prompts=ids, options=asked.prompt)
+            ids = [model.llm.llm.requests.truncated(tokens, limited) for tokens in ids]
             rest = DecoderOptions(decoder_prompt=decoder.get("decoder_prompt"), target_lang=decoder.get("target_lang"))
             start = await model.llm.prompts.encode_start(RequestOptions(**rest))
             lengths = [len(beam_opening(model.llm.llm.model, one, start).tokens) for one in ids]
@@ -442,30 +413,6 @@ async def searched(
         if server.settings.log_prompts:
             record.prompt, record.texts = list(prompts), [found.text or "" for found in texts.hypotheses]
         return texts
-
-
-def _encoder(model: ServedModel, encode: Encode | None, source_lang: str | None) -> Encode:
-    if source_lang is not None and encode is not None:
-        raise invalid(
-            "'source_lang' states the language of a text, and a chat template has no place for it: leave it out",
-            "source_lang",
-        )
-    return encode or partial(model.llm.prompts.encode, source_lang=source_lang)
-
-
-async def _encoded(
-    request: Request,
-    model: ServedModel,
-    prompts: Sequence[Any],
-    asked: BeamRequest,
-    encode: Encode,
-) -> list[Sequence[int]]:
-    """Return the token ids of the prompts, within the limits of the server, and truncated as requested."""
-    settings = server_of(request).settings
-    most = longest_prompt(settings, model, asked.prompt)
-    ids = [await encode(prompt, most=most) for prompt in prompts]
-    limited, _ = await within_limits(settings, model, prompts=ids, options=asked.prompt)
-    return [model.llm.llm.requests.truncated(one, limited) for one in ids]
 
 
 async def _results(

@@ -29,7 +29,6 @@ from draftree.serve.request import (
     Encode,
     chat_model_of,
     chat_options,
-    note_unenforced,
     running_job,
     server_of,
 )
@@ -414,9 +413,7 @@ async def running_chat(
     """
     model = chat_model_of(request, body.model)
     head = Head.of(prefix, body, model)
-    options, renamed = chat_options(body, model, head.id)
-    renamed = {**names, **{param: names.get(field, field) for param, field in renamed.items()}}
-    await note_unenforced(options, renamed, is_strict=body.has_strict_schema)
+    options, renamed = await chat_options(body, model, head.id, names)
     plan = await _plan(body, model, answer=options.json_schema)
     async with running_job(
         request,

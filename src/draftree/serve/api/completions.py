@@ -10,7 +10,7 @@ from typing import Any, final
 from fastapi import APIRouter, Request, Response
 
 from draftree.core.errors import InvalidRequestError
-from draftree.engine.sequence import Update
+from draftree.engine.sequence import TokenLogprob
 from draftree.options import RequestOptions
 from draftree.outputs import Completion
 from draftree.sampling.params import SamplingParams
@@ -26,14 +26,12 @@ from draftree.serve.request import (
     Encode,
     completion_options,
     model_of,
-    note_unenforced,
     running_job,
     server_of,
 )
-from draftree.serve.schema import CompletionBody
+from draftree.serve.schema import CompletionBody, prompts_of
 from draftree.serve.settings import MAX_PROMPTS
 from draftree.serve.streams import ChunkEncoder, EventStream, respond
-from draftree.text.detokenize import Detokenizer
 from draftree.text.fill_in import FillIn, SourceFile
 
 KIND = "text_completion"
@@ -50,7 +48,13 @@ class CompletionWriter:
         self._num_sent = 0
 
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
-        choices = [self._choice(index, done) for index, done in enumerate(completions)]
+        choices = []
+        for index, done in enumerate(completions):
+            choice = self._choice(index, done.text, done.token_ids, done.logprobs or (), is_first=True, is_last=True)
+            if self._body.prompt_logprobs is not None:
+                entries = done.prompt_logprobs or ()
+                choice["prompt_logprobs"] = prompt_logprobs_json(entries, self._job.served.texts)
+            choices.append(choice)
         return {**self._fields, "choices": choices, **closing_fields(self._job)}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -64,83 +68,62 @@ class CompletionWriter:
         if last is not None:
             yield encoder.event(last)
 
-    def _choice(self, index: int, done: Completion) -> dict[str, Any]:
-        body = self._body
-        drops = self._job.drops_text
-        text, ids, entries = ("", (), ()) if drops else (done.text, done.token_ids, done.logprobs or ())
-        choice: dict[str, Any] = {
-            "index": index,
-            "text": self._echo(index) + text,
-            "logprobs": None,
-            "finish_reason": "length" if drops else done.finish_reason,
-            "stop_reason": None if drops else done.stop_reason,
-        }
-        prompt = done.prompt_logprobs or ()
-        if body.logprobs is not None:
-            choice["logprobs"] = self._begin_offsets(index, prompt).push(entries, ids, is_last=True)
-        if body.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = prompt_logprobs_json(prompt, self._job.served.texts)
-        if body.return_token_ids:
-            choice |= {"prompt_token_ids": list(self._prompt_ids(index)), "token_ids": list(ids)}
-        return choice
-
-    def _chunk(self, found: ChoiceUpdate) -> dict[str, Any] | None:
-        body, index, update = self._body, found.index, found.update
-        drops = self._job.drops_text
-        is_first = index not in self._begun
-        self._begun.add(index)
-        report = self._report.part(found)
-        text = "" if drops else found.text
-        if is_first:
-            text = self._echo(index) + text
-        if not (text or update.is_last or report or body.logprobs is not None or body.return_token_ids):
+    def _chunk(self, part: ChoiceUpdate) -> dict[str, Any] | None:
+        body, update = self._body, part.update
+        is_first = part.index not in self._begun
+        self._begun.add(part.index)
+        report = self._report.part(part)
+        choice = self._choice(
+            part.index, part.text, update.token_ids, update.logprobs, is_first=is_first, is_last=update.is_last
+        )
+        if not (choice["text"] or update.is_last or report or body.logprobs is not None or body.return_token_ids):
             return None
+        chunk = {"choices": [choice], **usage_so_far(self._job, body, self._num_sent)}
+        return {**chunk, "draftree": report} if report else chunk
+
+    def _choice(
+        self,
+        index: int,
+        text: str,
+        ids: Sequence[int],
+        entries: Sequence[TokenLogprob],
+        *,
+        is_first: bool,
+        is_last: bool,
+    ) -> dict[str, Any]:
+        """Return a text, or its next part."""
+        place, number = divmod(index, self._job.options.n)
+        submission = self._job.submissions[place]
+        sequence, drops = submission.sequences[number], self._job.drops_text
+        if drops:
+            text, ids, entries = "", (), ()
+        echo = self._echoed[place] if self._echoed and is_first else ""
         choice: dict[str, Any] = {
             "index": index,
-            "text": text,
+            "text": echo + text,
             "logprobs": None,
             "finish_reason": None,
             "stop_reason": None,
         }
-        if update.is_last:
-            choice["finish_reason"] = "length" if drops else str(update.sequence.finish_reason)
-            choice["stop_reason"] = None if drops else update.sequence.stop_reason
-        if body.logprobs is not None:
-            choice["logprobs"] = self._logprobs(index, update, is_first=is_first)
-        if body.return_token_ids:
-            choice["token_ids"] = [] if drops else list(update.token_ids)
+        if is_last:
+            choice["finish_reason"] = "length" if drops else str(sequence.finish_reason)
+            choice["stop_reason"] = None if drops else sequence.stop_reason
+        if self._body.logprobs is not None:
             if is_first:
-                choice["prompt_token_ids"] = list(self._prompt_ids(index))
-        chunk = {"choices": [choice], **usage_so_far(self._job, body, self._num_sent)}
-        return {**chunk, "draftree": report} if report else chunk
-
-    def _logprobs(self, index: int, update: Update, *, is_first: bool) -> dict[str, Any]:
-        if is_first:
-            # those of the prompt are complete before the first token is written
-            self._offsets[index] = self._begin_offsets(index, update.sequence.prompt_logprobs)
-        ids, entries = ((), ()) if self._job.drops_text else (update.token_ids, update.logprobs)
-        return self._offsets[index].push(entries, ids, is_last=update.is_last)
-
-    def _begin_offsets(self, index: int, prompt: Sequence[Any]) -> OffsetLogprobs:
-        """Return the writer of log-probabilities of a text, whose first result begins with an echoed prompt."""
-        texts = self._job.served.texts
-        params = self._job.options
-        detokenizer = None
-        if texts.tokenizer is not None:
-            before = self._job.submissions[index // params.n].decoder_prompt_ids
-            detokenizer = Detokenizer(
-                texts.tokenizer, skip_special_tokens=params.skip_special_tokens, prompt_ids=before
-            )
-        found = OffsetLogprobs(texts, detokenizer)
-        if self._body.echo:
-            found.begin(prompt, self._prompt_ids(index), self._echo(index))
-        return found
-
-    def _prompt_ids(self, index: int) -> tuple[int, ...]:
-        return self._job.submissions[index // self._job.options.n].prompt_ids
-
-    def _echo(self, index: int) -> str:
-        return self._echoed[index // self._job.options.n] if self._echoed else ""
+                self._offsets[index] = offsets = OffsetLogprobs(
+                    self._job.served.texts,
+                    skip_special_tokens=self._job.options.skip_special_tokens,
+                    prompt_ids=submission.decoder_prompt_ids,
+                )
+                if self._body.echo:
+                    # those of the prompt are complete before the first token is written
+                    offsets.begin(sequence.prompt_logprobs, submission.prompt_ids, echo)
+            choice["logprobs"] = self._offsets[index].push(entries, tuple(ids), is_last=is_last)
+        if self._body.return_token_ids:
+            choice["token_ids"] = list(ids)
+            if is_first:
+                choice["prompt_token_ids"] = list(submission.prompt_ids)
+        return choice
 
 
 router = APIRouter(prefix="/v1", tags=["completions"], responses=ERRORS)
@@ -186,9 +169,7 @@ async def running_completion(
     model = model_of(request, body.model)
     prompts = _prompts(body)
     head = Head.of("cmpl", body, model)
-    options, renamed = completion_options(body, model, head.id)
-    renamed = {**names, **{param: names.get(field, field) for param, field in renamed.items()}}
-    await note_unenforced(options, renamed, is_strict=body.has_strict_schema)
+    options, renamed = await completion_options(body, model, head.id, names)
     encode: Encode | None = None
     if body.suffix or files is not None:
         options, encode = _filling(body, model, options, files=files or (), names=names)
@@ -213,7 +194,7 @@ def _filling(
     files: Sequence[SourceFile],
     names: Mapping[str, str],
 ) -> tuple[RequestOptions, Encode]:
-    if not all(isinstance(prompt, str) for prompt in body.prompts()):
+    if not all(isinstance(prompt, str) for prompt in prompts_of(body.prompt)):
         raise invalid("'suffix' belongs to prompts that are texts: send texts, or leave it out", "suffix")
     if options.truncate_prompt_tokens is not None:
         message = "'truncate_prompt_tokens' would cut the tokens before a prompt with 'suffix': leave one of them out"
@@ -262,7 +243,7 @@ async def _beams(body: CompletionBody, request: Request) -> Response:
 
 
 def _prompts(body: CompletionBody) -> list[str | list[int]]:
-    prompts = body.prompts()
+    prompts = prompts_of(body.prompt)
     if not 1 <= len(prompts) <= MAX_PROMPTS:
         raise invalid(f"{len(prompts)} prompts were given: give 1 to {MAX_PROMPTS}", "prompt")
     return prompts

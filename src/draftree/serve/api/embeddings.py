@@ -13,7 +13,7 @@ from draftree.core.errors import InvalidRequestError
 from draftree.models.source import EncoderDecoder
 from draftree.serve.errors import JsonResponse, invalid, named_error
 from draftree.serve.request import ERRORS, model_of, server_of
-from draftree.serve.schema import Body, Effect, Items, TokenId, ignored, refused
+from draftree.serve.schema import Body, Effect, Prompts, ignored, prompts_of, refused
 from draftree.serve.settings import MAX_PROMPTS
 from draftree.serve.streams import respond
 
@@ -31,16 +31,9 @@ class EmbeddingsBody(Body):
         "user": ignored("requests are not attributed to end users"),
     }
     model: str | None = None
-    input: str | Items[str] | Items[TokenId] | Items[Items[TokenId]]
+    input: Prompts
     encoding_format: Literal["float", "base64"] | None = "float"
     pooling: Literal["mean", "last"] | None = None
-
-    def inputs(self) -> list[str | list[int]]:
-        if isinstance(self.input, str):
-            return [self.input]
-        if not self.input or isinstance(self.input[0], int):
-            return [self.input]  # type: ignore[list-item]
-        return list(self.input)
 
 
 @router.post("/embeddings", summary="Embed texts")
@@ -52,7 +45,7 @@ async def embeddings(body: EmbeddingsBody, request: Request) -> Response:
 async def _embedded(body: EmbeddingsBody, request: Request) -> Response:
     model = model_of(request, body.model)
     server = server_of(request)
-    inputs = body.inputs()
+    inputs = prompts_of(body.input)
     if isinstance(model.llm.llm.model, EncoderDecoder):
         raise invalid(f"the model '{model.name}' is no causal model: it computes no embeddings", "model")
     if len(inputs) > MAX_PROMPTS:

@@ -13,7 +13,7 @@ from draftree.serve.errors import JsonResponse
 from draftree.serve.job import ChoiceUpdate, Job
 from draftree.serve.render import usage_json
 from draftree.serve.request import ERRORS, GENERATED
-from draftree.serve.schema import SHARED, Body, CompletionBody, Effect, Items, ignored, validated
+from draftree.serve.schema import SHARED, Body, CompletionBody, Effect, Items, SamplingFields, ignored, validated
 from draftree.serve.streams import EventStream, event, respond
 from draftree.text.fill_in import SourceFile
 
@@ -30,7 +30,7 @@ class ExtraFile(Body):
     text: str
 
 
-class InfillBody(Body):
+class InfillBody(SamplingFields):
     """A text with a gap."""
 
     elsewhere: ClassVar[Mapping[str, Effect]] = {
@@ -46,15 +46,7 @@ class InfillBody(Body):
     input_extra: Items[ExtraFile] | None = Field(None, max_length=MAX_FILES)
     prompt: str | None = Field(None, description="text that follows 'input_prefix', before the gap")
     n_predict: int | None = Field(None, ge=-1)
-    stop: str | Items[str] | None = None
     stream: bool | None = False
-    temperature: float | None = Field(None, ge=0)
-    top_k: int | None = Field(None, ge=-1)
-    top_p: float | None = Field(None, gt=0, le=1)
-    min_p: float | None = Field(None, ge=0, le=1)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
     draft: str | None = None
 
 
@@ -104,8 +96,7 @@ def _end(job: Job, reason: str, stop_reason: str | int | None) -> dict[str, Any]
 
 
 def _completion(body: InfillBody) -> CompletionBody:
-    same = ("model", "stop", "stream", "temperature", "top_k", "top_p", "min_p", "seed", "draft")
-    fields = {name: getattr(body, name) for name in (*same, "presence_penalty", "frequency_penalty")}
+    fields = {name: getattr(body, name) for name in ("model", "stream", "draft", *SamplingFields.model_fields)}
     fields |= {"prompt": body.input_prefix + (body.prompt or ""), "suffix": body.input_suffix}
     return validated(CompletionBody, {**fields, "max_tokens": -1 if body.n_predict is None else body.n_predict})
 

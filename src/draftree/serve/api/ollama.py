@@ -27,6 +27,7 @@ from draftree.serve.schema import (
     CompletionBody,
     Effect,
     Items,
+    SamplingFields,
     ignored,
     refused,
     validated,
@@ -37,8 +38,8 @@ from draftree.serve.tools.parser import Delta, call_arguments, joined, merged
 from draftree.text.fill_in import can_fill
 
 _LOADED = ignored("models stay loaded, as the server was started")
-_SAMPLERS = ELSEWHERE["llama.cpp"]
-LOAD_OPTIONS = (
+LLAMA_OPTIONS = ("mirostat", "mirostat_eta", "mirostat_tau", "repeat_last_n", "repeat_penalty", "typical_p")
+LOAD_OPTIONS = [
     "embedding_only",
     "f16_kv",
     "logits_all",
@@ -53,7 +54,7 @@ LOAD_OPTIONS = (
     "use_mlock",
     "use_mmap",
     "vocab_only",
-)
+]
 LATEST = ":latest"
 NAMES = {
     "stop": "options.stop",
@@ -65,27 +66,16 @@ NAMES = {
 }
 
 
-class Options(Body):
+class Options(SamplingFields):
     """Options of the model and of sampling."""
 
     elsewhere: ClassVar[Mapping[str, Effect]] = {
-        **{
-            name: _SAMPLERS[name]
-            for name in ("mirostat", "mirostat_eta", "mirostat_tau", "repeat_last_n", "repeat_penalty", "typical_p")
-        },
+        **{name: ELSEWHERE["llama.cpp"][name] for name in LLAMA_OPTIONS},
         **dict.fromkeys(LOAD_OPTIONS, _LOADED),
         "penalize_newline": refused("use 'presence_penalty' or 'frequency_penalty'", True),
         "tfs_z": refused("use 'top_p' or 'min_p'", 1),
     }
-    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     num_predict: int | None = Field(None, ge=-2)
-    temperature: float | None = Field(None, ge=0)
-    top_k: int | None = Field(None, ge=-1)
-    top_p: float | None = Field(None, gt=0, le=1)
-    min_p: float | None = Field(None, ge=0, le=1)
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    stop: str | Items[str] | None = None
 
 
 class PromptBody(Body):

@@ -38,29 +38,25 @@ async def require_divisible(models: Sequence[ServedModel], split: int) -> None:
 async def probe_of(model: ServedModel, split: int) -> tuple[SlottedModel, Probe]:
     """Return the target of a model whose first layers run on devices, and states that a device compares."""
     target = model.llm.llm.model
+    undivided = f"the layers of model '{model.name}' cannot be divided"
     if not isinstance(target, SlottedModel):
-        raise ConfigurationError(f"{_undivided(model)}: it keeps its own cache")
+        raise ConfigurationError(f"{undivided}: it keeps its own cache")
     if target.streams_weights:
-        raise ConfigurationError(f"{_undivided(model)}: offload reads them from a file")
-    return target, await model.llm.between_steps(lambda: _probed(model, target, split))
-
-
-def _probed(model: ServedModel, target: SlottedModel, split: int) -> Probe:
-    """Return states of a few tokens; on the engine's thread."""
+        raise ConfigurationError(f"{undivided}: offload reads them from a file")
     if split >= target.num_layers:
         raise ConfigurationError(
             f"split={split}, and model '{model.name}' has {target.num_layers} layers, so none is left for the server"
         )
-    try:
+
+    def probed() -> Probe:
         target.require_part(LayerSubset(end=split))
         target.require_capture((split, target.num_layers))
+        return Probe.of_whole(target, split)
+
+    try:
+        return target, await model.llm.between_steps(probed)
     except UnsupportedModelError as error:
-        raise ConfigurationError(f"{_undivided(model)}: {error}") from error
-    return Probe.of_whole(target, split)
-
-
-def _undivided(model: ServedModel) -> str:
-    return f"the layers of model '{model.name}' cannot be divided"
+        raise ConfigurationError(f"{undivided}: {error}") from error
 
 
 logger = logging.getLogger(__name__)
@@ -81,11 +77,20 @@ class LayerText:
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """The result of one text: packed states, for each node one of every layer, or picks. Times are seconds."""
+
+    content: bytes | list[int]
+    queue: float
+    passed: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Work:
     """New nodes of one text in a pass.
 
     `edit` is of the slot before the pass, `length` counts the committed tokens after it; `states` has shape (nodes,
-    hidden), and the last `wanted` nodes have results.
+    hidden), and the last `wanted` nodes have results. It waits `since` a time in seconds for its `answer`.
     """
 
     text: LayerText
@@ -96,27 +101,25 @@ class Work:
     wanted: int
     format: StateFormat
     layers: tuple[int, ...]
+    since: float
+    answer: asyncio.Future[Answer] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     @property
     def slot(self) -> KVSlot:
         assert self.text.slot is not None, "the slot is open"
         return self.text.slot
 
+    def settle(self, result: Answer | Exception) -> None:
+        """Set the answer; on any thread."""
+        self.answer.get_loop().call_soon_threadsafe(self._settle, result)
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The result of one text: packed states, for each node one of every layer, or picks. Times are seconds."""
-
-    content: bytes | list[int]
-    queue: float
-    passed: float
-
-
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    work: Work
-    since: float
-    done: asyncio.Future[Answer] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    def _settle(self, result: Answer | Exception) -> None:
+        if self.answer.done():
+            return
+        if isinstance(result, Exception):
+            self.answer.set_exception(result)
+        else:
+            self.answer.set_result(result)
 
 
 @final
@@ -125,21 +128,15 @@ class LayerPasses:
 
     def __init__(self, llm: AsyncLLM, model: SlottedModel, first: int, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._llm, self._model, self._first, self._clock = llm, model, first, clock
-        self._queue: list[_Waiting] = []
+        self._queue: list[Work] = []
         self._task: asyncio.Task[None] | None = None
-        self.num_passes = 0
-        self.num_works = 0
 
     async def run(self, works: Sequence[Work]) -> list[Answer]:
-        waiting = [_Waiting(work, self._clock()) for work in works]
-        self._queue += waiting
+        self._queue += works
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._work())
-        found = await asyncio.gather(*(one.done for one in waiting), return_exceptions=True)
-        for one in found:
-            if isinstance(one, BaseException):
-                raise one
-        return [one for one in found if isinstance(one, Answer)]
+        await asyncio.gather(*(work.answer for work in works), return_exceptions=True)
+        return [work.answer.result() for work in works]
 
     async def _work(self) -> None:
         while self._queue:
@@ -147,54 +144,60 @@ class LayerPasses:
                 await self._llm.between_steps(self._pass_of_waiting)
             except Exception as error:  # the engine ended
                 waiting, self._queue = self._queue, []
-                for one in waiting:
-                    _settle(one, error)
+                for work in waiting:
+                    work.settle(error)
 
     def _pass_of_waiting(self) -> None:
         """Run what waits now in one pass; if it raises, each text alone. On the engine's thread."""
         count, rows = 0, 0
-        while count < len(self._queue) and (not count or rows + len(self._queue[count].work.parents) <= MAX_ROWS):
-            rows += len(self._queue[count].work.parents)
+        while count < len(self._queue) and (not count or rows + len(self._queue[count].parents) <= MAX_ROWS):
+            rows += len(self._queue[count].parents)
             count += 1
-        batch, self._queue[:count] = self._queue[:count], []
-        for one in [one for one in batch if one.work.text.is_closed]:
-            batch.remove(one)
-            one.done.get_loop().call_soon_threadsafe(
-                _settle, one, EngineClosedError("the text was ended by the server")
-            )
-        for one in batch:
-            self._edit(one.work)
-        kept = [one.work.slot.num_tentative for one in batch]
+        taken, self._queue[:count] = self._queue[:count], []
+        batch = [work for work in taken if not work.text.is_closed]
+        for work in taken:
+            if work.text.is_closed:
+                work.settle(EngineClosedError("the text was ended by the server"))
+            else:
+                self._edit(work)
+        kept = [work.slot.num_tentative for work in batch]
         try:
             self._answer(batch)
         except Exception as error:
             logger.warning("a pass over states of %d texts raised %r", len(batch), error)
-            for one, num_kept in zip(batch, kept, strict=True):
-                self._try_again(one, error, may=len(batch) > 1 and not num_kept)
+            for work, num_kept in zip(batch, kept, strict=True):
+                self._try_again(work, error, may=len(batch) > 1 and not num_kept)
 
-    def _try_again(self, one: _Waiting, error: Exception, *, may: bool) -> None:
+    def _try_again(self, work: Work, error: Exception, *, may: bool) -> None:
         if may:
             try:
-                self._model.truncate(one.work.slot, one.work.slot.length)
-                self._answer([one])
+                self._model.truncate(work.slot, work.slot.length)
+                self._answer([work])
                 return
             except Exception as its_own:
                 error = its_own
-        one.done.get_loop().call_soon_threadsafe(_settle, one, error)
+        work.settle(error)
 
-    def _answer(self, batch: Sequence[_Waiting]) -> None:
+    def _answer(self, batch: Sequence[Work]) -> None:
         start = self._clock()
-        contents = self._contents([one.work for one in batch])
+        contents = self._contents(batch)
         passed = self._clock() - start
-        self.num_passes += 1
-        self.num_works += len(batch)
-        for one, content in zip(batch, contents, strict=True):
-            answer = Answer(content, max(0.0, start - one.since), passed)
-            one.done.get_loop().call_soon_threadsafe(_settle, one, answer)
+        for work, content in zip(batch, contents, strict=True):
+            work.settle(Answer(content, max(0.0, start - work.since), passed))
 
     def _contents(self, works: Sequence[Work]) -> list[bytes | list[int]]:
         running = [work for work in works if work.parents]
-        jobs = [_job(work) for work in running]
+        jobs = [
+            Extend(
+                work.slot,
+                [0] * len(work.parents),
+                work.parents,
+                logits_at=()
+                if work.text.controls is None
+                else range(len(work.parents) - work.wanted, len(work.parents)),
+            )
+            for work in running
+        ]
         found: dict[int, bytes | list[int]] = {}
         if running:
             capture = tuple(sorted({layer for work in running if work.wanted for layer in work.layers}))
@@ -204,8 +207,8 @@ class LayerPasses:
                 if work.text.controls is not None:
                     found[id(work)] = _picks(work, result.of(place), work.text.controls)
                 elif work.wanted:
-                    own = [capture.index(layer) for layer in work.layers]
-                    states = result.hidden_of(place)[-work.wanted :, own]
+                    columns = [capture.index(layer) for layer in work.layers]
+                    states = result.hidden_of(place)[-work.wanted :, columns]
                     found[id(work)] = work.format.pack(states.flatten(0, 1)).tobytes()
         return [found.get(id(work), b"" if work.text.controls is None else []) for work in works]
 
@@ -216,14 +219,6 @@ class LayerPasses:
             self._model.commit(work.slot, work.edit.path, work.edit.keep)
         if work.slot.length > work.length:
             self._model.truncate(work.slot, work.length)
-
-
-def _job(work: Work) -> Extend:
-    count = len(work.parents)
-    wants_logits = work.text.controls is not None and work.wanted
-    return Extend(
-        work.slot, [0] * count, work.parents, logits_at=range(count - work.wanted, count) if wants_logits else ()
-    )
 
 
 def _picks(work: Work, logits: Logits, controls: Controls) -> list[int]:
@@ -237,15 +232,6 @@ def _picks(work: Work, logits: Logits, controls: Controls) -> list[int]:
     rows = DistributionRows(History([0] * base), controls, paths)
     with Distributions(logits, [rows]) as distributions:
         return list(distributions.picks())
-
-
-def _settle(one: _Waiting, result: Answer | Exception) -> None:
-    if one.done.done():
-        return
-    if isinstance(result, Exception):
-        one.done.set_exception(result)
-    else:
-        one.done.set_result(result)
 
 
 @dataclass

@@ -161,7 +161,9 @@ class LayerService:
         if text.controls is not None and rows.wanted > 1 + self._settings.max_nodes:
             raise FrameError(f"picks of {rows.wanted} nodes are wanted: at most {1 + self._settings.max_nodes}")
         states = texts.format.unpack(rows.data, len(rows.parents))
-        return Work(text, rows.edit, rows.length, rows.parents, states, rows.wanted, texts.format, layers)
+        return Work(
+            text, rows.edit, rows.length, rows.parents, states, rows.wanted, texts.format, layers, since=self._clock()
+        )
 
     async def end(self, session: Session, numbers: Sequence[int] | None = None) -> int:
         """Close texts of a session, all for None; returns how many there were."""

@@ -1,4 +1,4 @@
-"""The service of a verify server: frames of devices become rounds of the engine."""
+"""The service of a verify server: frames of devices, over a WebSocket or POST, become rounds of the engine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import logging
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, final
+from typing import Annotated, Any, final
+
+from fastapi import APIRouter, FastAPI, Query, Request, Response, WebSocket, WebSocketDisconnect
 
 from draftree.core.errors import InvalidRequestError
 from draftree.core.host import SYSTEM_CLOCK, Clock
@@ -17,15 +19,16 @@ from draftree.options import RequestOptions
 from draftree.remote.address import FrameError
 from draftree.remote.protocol import VERSION, DraftedText, WalkedText, encode, pack_walk, read_params, read_request
 from draftree.remote.split.messages import SPLIT_REQUESTS
-from draftree.remote.tokenizers import tokenizer_fingerprint
-from draftree.serve.errors import ApiError, api_error, unavailable
+from draftree.remote.tokenizers import files_digest, tokenizer_files, tokenizer_fingerprint
+from draftree.serve.errors import ApiError, JsonResponse, api_error, unavailable
 from draftree.serve.gate import MAX_RETRY_SECONDS
 from draftree.serve.pool import ServedModel
-from draftree.serve.request import require_choices, within_limits
+from draftree.serve.request import ERRORS, model_of, require_choices, server_of, within_limits
 from draftree.serve.server import Server
 from draftree.serve.verify import MAX_FRAME_BYTES, VerifySettings
 from draftree.serve.verify.layers import LayerService
 from draftree.serve.verify.sessions import DraftedByClient, OpenText, Session, Talk, WrittenAlone, require_room
+from draftree.text.tokenizer import Tokenizer
 
 DRAFT_LABEL = "remote"
 
@@ -53,8 +56,8 @@ async def open_text(server: Server, session: Session, message: Mapping[str, Any]
         written=message["output"],
     )
     require_choices(server.settings, options, {})
-    prompts = [list(message["prompt"])]
-    options, (prompt,) = await within_limits(server.settings, model, prompts=prompts, options=options)
+    prompt = list(message["prompt"])
+    options = within_limits(server.settings, model, prompts=[prompt], options=options)
     meter = server.meters[model.name]
     meter.register(name, "none" if is_plain else DRAFT_LABEL)
     try:
@@ -355,3 +358,76 @@ class VerifyService:
         for stop in self._stop_listening:
             stop()
         self._stop_listening = []
+
+
+router = APIRouter(tags=["verify"], responses=ERRORS)
+PATH = "/v1/verify"
+CONTENT_TYPE = "application/msgpack"
+MAX_BAD_FRAMES = 8
+POLICY_VIOLATION, UNSUPPORTED_DATA = 1008, 1003
+
+
+def mount(app: FastAPI, server: Server, settings: VerifySettings) -> None:
+    server.verify = VerifyService(server, settings)
+    app.include_router(router)
+
+
+def service_of(server: Server) -> VerifyService:
+    assert isinstance(server.verify, VerifyService), "the endpoint is mounted with its service"
+    return server.verify
+
+
+@router.websocket(PATH)
+async def converse(socket: WebSocket) -> None:
+    """Answer frames one by one until the client leaves."""
+    server: Server = socket.app.state.server
+    try:
+        key = server.keys.authenticate(socket.headers.get("authorization"))
+    except ApiError as error:
+        await socket.send_denial_response(error.response())
+        return
+    await socket.accept()
+    service, talk = service_of(server), Talk(key)
+    while True:
+        message = await socket.receive()
+        if message["type"] == "websocket.disconnect":
+            return
+        frame = message.get("bytes")
+        if frame is None:
+            await socket.close(UNSUPPORTED_DATA, "frames are binary msgpack maps")
+            return
+        reply = await service.answer(frame, talk)
+        try:
+            await socket.send_bytes(reply)
+        except (WebSocketDisconnect, RuntimeError):
+            return  # the client left; the answer is kept for its next connection
+        if talk.num_bad >= MAX_BAD_FRAMES:
+            await socket.close(POLICY_VIOLATION, "too many unreadable frames")
+            return
+
+
+@router.post(PATH, summary="Answer one frame of the verify protocol", response_class=Response)
+async def answer(request: Request) -> Response:
+    """Answer one frame; for clients and proxies without WebSockets."""
+    server = server_of(request)
+    given = request.headers.get("content-type", "").partition(";")[0].strip()
+    if given != CONTENT_TYPE:
+        raise ApiError(415, f"the content type is '{given[:60]}': send a frame as {CONTENT_TYPE}", code="content_type")
+    talk = Talk(server.key_of(request))
+    reply = await service_of(server).answer(await request.body(), talk)
+    return Response(reply, media_type=CONTENT_TYPE)
+
+
+@router.get(f"{PATH}/tokenizer", summary="The tokenizer's files")
+async def tokenizer(
+    request: Request, model: str | None = None, known: Annotated[list[str] | None, Query()] = None
+) -> Response:
+    """Return the tokenizer's files as texts by name; in their place their digest if the device has them (`known`)."""
+    served = model_of(request, model)
+
+    def files(found: Tokenizer | None) -> dict[str, Any]:
+        texts = tokenizer_files(found)
+        digest = files_digest(texts)
+        return {"model": served.name, **({"known": digest} if digest in (known or ()) else {"files": texts})}
+
+    return JsonResponse(await served.llm.prompts.with_tokenizer(files))

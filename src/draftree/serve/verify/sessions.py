@@ -6,7 +6,7 @@ import asyncio
 import math
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -178,7 +178,7 @@ class Session:
     def is_answering(self) -> bool:
         return self._answer is not None and not self._answer.done()
 
-    async def answered(self, number: int, work: Callable[[], Awaitable[bytes]]) -> bytes:
+    async def answered(self, number: int, work: Callable[[], Coroutine[Any, Any, bytes]]) -> bytes:
         """Return the answer to a numbered request; a repeated request gets the same answer, without other effects.
 
         The work goes on if the connection of the request ends.
@@ -191,10 +191,7 @@ class Session:
         if self.is_answering:
             raise FrameError("the request before is not answered: wait for its answer", code="out_of_order")
 
-        async def run() -> bytes:
-            return await work()
-
-        self._last, self._answer = number, asyncio.create_task(run())
+        self._last, self._answer = number, asyncio.create_task(work())
         return await asyncio.shield(self._answer)
 
     async def close(self) -> None:
