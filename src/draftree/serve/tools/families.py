@@ -7,10 +7,8 @@ import json
 import re
 import secrets
 import string
-import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from draftree.core.errors import suggestion
@@ -20,7 +18,7 @@ from draftree.sampling.grammar.schema import SchemaError, schema_text
 from draftree.sampling.grammar.schema_grammar import Form, SchemaCompiler
 from draftree.serve.errors import invalid
 from draftree.serve.reasoning import HARMONY
-from draftree.serve.tools.parser import SPACE, CallFormat, NamedReader, ObjectReader, XmlReader
+from draftree.serve.tools.parser import SPACE, Family
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 MAX_TOOLS = 128
@@ -115,123 +113,73 @@ def required_name(choice: object, functions: tuple[Function, ...]) -> str | None
 
 SHORT_ID = 9
 """Length of the ids of calls that Mistral's templates accept."""
+# Grammars: the parts of rules around the arguments of a call.
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
-    """A format of calls.
+def _call(family: Family, name: str, arguments: Part) -> list[Part]:
+    if family.is_xml:
+        return [literal(f"<function={name}>\n"), arguments, literal("</function>")]
+    # names have no characters that JSON escapes
+    return [literal(f'{{"name": "{name}", "{family.arguments_key}": '), arguments, literal("}")]
 
-    Attributes:
-        name: for messages and documentation.
-        marks: all of these texts are in the templates of the family.
-        opening: markers before a call.
-        closing: marker after a call.
-        foreign: a template with one of these texts is of another family.
-        arguments_key: key of the arguments in a JSON call.
-        allows_list: whether one marker may have a JSON list of calls.
-        is_bare: whether calls may stand without a marker.
-        is_xml: whether calls are XML-like.
-        is_named: whether calls may have the name before the arguments.
-        new_id: returns the id of a new call.
+
+def _forced(family: Family, rules: Rules, call: Ref, *, is_parallel: bool) -> list[Part]:
+    """Return the parts of an answer that is calls."""
+    if family.closing:
+        marked = rules.add([literal(f"{family.opening[0]}\n"), call, literal(f"\n{family.closing}")])
+        return [marked, *_more(rules, "\n", marked, is_parallel=is_parallel)]
+    if family.allows_list:
+        return ['"["', call, *_more(rules, ", ", call, is_parallel=is_parallel), '"]"']
+    return [call]
+
+
+def _free(
+    family: Family, rules: Rules, call: Ref, named: Ref, *, marker: Marker, is_parallel: bool
+) -> list[list[Part]]:
+    """Return the alternatives of an answer that is any text with calls in it.
+
+    The rules are `call`, without a marker, and `named`, a name and arguments for families that know it.
     """
+    if family.closing:
+        body = rules.add(['"\\n"', call, literal(f"\n{family.closing}")])
+        return [[Dispatch(body.name, marker, is_parallel)]]
+    body = _after_marker(family, rules, call, named, is_parallel=is_parallel)
+    if not family.is_bare:
+        return [[Dispatch(body.name, marker, is_parallel)]]
+    # a text that begins with a brace is a call, and one that begins with the beginning of a marker
+    text = rules.add([Dispatch(body.name, marker, is_repeated=False)])
+    start: list[list[Part]] = [[], [terminal(marker), body], _bare(rules, call, is_parallel=is_parallel)]
+    first = ""
+    if isinstance(marker, str):
+        first = marker[0]
+        rest = rules.reserve()
+        rules.define(rest, [[], [literal(first), Ref(rest)], [_others(marker[:2]), text]])
+        start.append([literal(first), Ref(rest)])
+    start.append([_others(first + "{" + SPACE), text])
+    return [["[ \\t\\r\\n]*", rules.add(*start)]]
 
-    name: str
-    marks: tuple[str, ...]
-    opening: tuple[str, ...]
-    closing: str = ""
-    foreign: tuple[str, ...] = ()
-    arguments_key: str = "arguments"
-    allows_list: bool = False
-    is_bare: bool = False
-    is_xml: bool = False
-    is_named: bool = False
-    new_id: Callable[[], str] = lambda: f"call_{uuid.uuid4().hex[:24]}"
 
-    def matches(self, template: str) -> bool:
-        has_marks = all(mark in template for mark in self.marks)
-        return has_marks and not any(mark in template for mark in self.foreign)
+def _marked(
+    family: Family, rules: Rules, call: Ref, named: Ref, *, marker: Marker, is_parallel: bool
+) -> list[list[Part]]:
+    """Return the alternatives of an answer that is calls with markers; arguments as for `free`."""
+    if family.closing:
+        return [_forced(family, rules, call, is_parallel=is_parallel)]
+    body = _after_marker(family, rules, call, named, is_parallel=is_parallel)
+    bare = [_bare(rules, call, is_parallel=is_parallel)] if family.is_bare else []
+    return [[terminal(marker), body], *bare]
 
-    def format(self, functions: Sequence[Function], *, is_forced: bool, hidden: frozenset[str]) -> CallFormat:
-        """Return the format for a parser.
 
-        A call that a grammar forces has no marker in families whose marker is a special token. Special tokens that
-        are `hidden` are shown in the text, and left out of the answer.
-        """
-        names = frozenset(function.name for function in functions)
-        schemas: Mapping[str, Mapping[str, Any]] = {function.name: function.schema for function in functions}
-        other = partial(XmlReader, schemas) if self.is_xml else partial(NamedReader, names) if self.is_named else None
-        return CallFormat(
-            opening=self.opening,
-            closing=self.closing,
-            read_object=None if self.is_xml else partial(ObjectReader, names),
-            read_other=other,
-            allows_list=self.allows_list,
-            is_bare=self.is_bare or (is_forced and self.has_bare_grammar),
-            hidden=hidden,
-        )
+def _bare(rules: Rules, call: Ref, *, is_parallel: bool) -> list[Part]:
+    return [call, *_more(rules, "; ", call, is_parallel=is_parallel)]
 
-    @property
-    def has_bare_grammar(self) -> bool:
-        """Whether a forced call has no marker: a JSON list, or a JSON object if a call may stand without a marker."""
-        return bool(self.opening) and not self.closing
 
-    # grammars: the parts of rules around the arguments of a call
-
-    def call(self, name: str, arguments: Part) -> list[Part]:
-        if self.is_xml:
-            return [literal(f"<function={name}>\n"), arguments, literal("</function>")]
-        # names have no characters that JSON escapes
-        return [literal(f'{{"name": "{name}", "{self.arguments_key}": '), arguments, literal("}")]
-
-    def forced(self, rules: Rules, call: Ref, *, is_parallel: bool) -> list[Part]:
-        """Return the parts of an answer that is calls."""
-        if self.closing:
-            marked = rules.add([literal(f"{self.opening[0]}\n"), call, literal(f"\n{self.closing}")])
-            return [marked, *_more(rules, "\n", marked, is_parallel=is_parallel)]
-        if self.allows_list:
-            return ['"["', call, *_more(rules, ", ", call, is_parallel=is_parallel), '"]"']
-        return [call]
-
-    def free(self, rules: Rules, call: Ref, named: Ref, *, marker: Marker, is_parallel: bool) -> list[list[Part]]:
-        """Return the alternatives of an answer that is any text with calls in it.
-
-        The rules are `call`, without a marker, and `named`, a name and arguments for families that know it.
-        """
-        if self.closing:
-            body = rules.add(['"\\n"', call, literal(f"\n{self.closing}")])
-            return [[Dispatch(body.name, marker, is_parallel)]]
-        body = self._after_marker(rules, call, named, is_parallel=is_parallel)
-        if not self.is_bare:
-            return [[Dispatch(body.name, marker, is_parallel)]]
-        # a text that begins with a brace is a call, and one that begins with the beginning of a marker
-        text = rules.add([Dispatch(body.name, marker, is_repeated=False)])
-        start: list[list[Part]] = [[], [terminal(marker), body], self._bare(rules, call, is_parallel=is_parallel)]
-        first = ""
-        if isinstance(marker, str):
-            first = marker[0]
-            rest = rules.reserve()
-            rules.define(rest, [[], [literal(first), Ref(rest)], [_others(marker[:2]), text]])
-            start.append([literal(first), Ref(rest)])
-        start.append([_others(first + "{" + SPACE), text])
-        return [["[ \\t\\r\\n]*", rules.add(*start)]]
-
-    def marked(self, rules: Rules, call: Ref, named: Ref, *, marker: Marker, is_parallel: bool) -> list[list[Part]]:
-        """Return the alternatives of an answer that is calls with markers; arguments as for `free`."""
-        if self.closing:
-            return [self.forced(rules, call, is_parallel=is_parallel)]
-        body = self._after_marker(rules, call, named, is_parallel=is_parallel)
-        bare = [self._bare(rules, call, is_parallel=is_parallel)] if self.is_bare else []
-        return [[terminal(marker), body], *bare]
-
-    def _bare(self, rules: Rules, call: Ref, *, is_parallel: bool) -> list[Part]:
-        return [call, *_more(rules, "; ", call, is_parallel=is_parallel)]
-
-    def _after_marker(self, rules: Rules, call: Ref, named: Ref, *, is_parallel: bool) -> Ref:
-        """Return the rule of what follows a marker that nothing closes."""
-        if self.is_bare:
-            return rules.add(self._bare(rules, call, is_parallel=is_parallel))
-        listed: list[Part] = ['" "?', *self.forced(rules, call, is_parallel=is_parallel)]
-        return rules.add(listed, *([[named]] if self.is_named else []))
+def _after_marker(family: Family, rules: Rules, call: Ref, named: Ref, *, is_parallel: bool) -> Ref:
+    """Return the rule of what follows a marker that nothing closes."""
+    if family.is_bare:
+        return rules.add(_bare(rules, call, is_parallel=is_parallel))
+    listed: list[Part] = ['" "?', *_forced(family, rules, call, is_parallel=is_parallel)]
+    return rules.add(listed, *([[named]] if family.is_named else []))
 
 
 def _more(rules: Rules, between: str, call: Ref, *, is_parallel: bool) -> list[Part]:
@@ -363,16 +311,16 @@ def call_grammar(
         root = _message(rules, arguments, answer, is_forced=is_forced, specials=specials)
         return CallGrammar(_text_of(rules, root), HARMONY.thoughts(specials), unenforced)
     marker = specials.get(family.opening[0], family.opening[0])
-    call = rules.add(*(family.call(name, part) for name, part in arguments.items()))
+    call = rules.add(*(_call(family, name, part) for name, part in arguments.items()))
     arguments_mark = f"({terminal(specials.get('[ARGS]', '[ARGS]'))})?"
     named = rules.add(*([literal(name), arguments_mark, part] for name, part in arguments.items()))
     if is_forced:
-        root = rules.add(family.forced(rules, call, is_parallel=is_parallel))
+        root = rules.add(_forced(family, rules, call, is_parallel=is_parallel))
     elif answer is None:
-        root = rules.add(*family.free(rules, call, named, marker=marker, is_parallel=is_parallel))
+        root = rules.add(*_free(family, rules, call, named, marker=marker, is_parallel=is_parallel))
     else:
         text = SchemaCompiler(rules).add(answer)
-        root = rules.add([text], *family.marked(rules, call, named, marker=marker, is_parallel=is_parallel))
+        root = rules.add([text], *_marked(family, rules, call, named, marker=marker, is_parallel=is_parallel))
     return CallGrammar(_text_of(rules, root), None, unenforced)
 
 

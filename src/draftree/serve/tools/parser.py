@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any, Literal, final
 
@@ -371,20 +372,43 @@ def _errors(validator: Any, arguments: Mapping[str, Any]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class CallFormat:
-    """How calls are marked in a text.
+class Family:
+    """A format of calls.
 
-    The readers are for calls that begin with a brace or with another character; None if calls do not begin so. Texts
-    that are `hidden`, such as special tokens, are left out.
+    Attributes:
+        name: for messages and documentation.
+        marks: all of these texts are in the templates of the family.
+        opening: markers before a call.
+        closing: marker after a call.
+        foreign: a template with one of these texts is of another family.
+        arguments_key: key of the arguments in a JSON call.
+        allows_list: whether one marker may have a JSON list of calls.
+        is_bare: whether calls may stand without a marker.
+        is_xml: whether calls are XML-like.
+        is_named: whether calls may have the name before the arguments.
+        new_id: returns the id of a new call.
     """
 
+    name: str
+    marks: tuple[str, ...]
     opening: tuple[str, ...]
     closing: str = ""
-    read_object: Callable[[], CallReader] | None = None
-    read_other: Callable[[], CallReader] | None = None
+    foreign: tuple[str, ...] = ()
+    arguments_key: str = "arguments"
     allows_list: bool = False
     is_bare: bool = False
-    hidden: frozenset[str] = field(default_factory=frozenset)
+    is_xml: bool = False
+    is_named: bool = False
+    new_id: Callable[[], str] = lambda: f"call_{uuid.uuid4().hex[:24]}"
+
+    def matches(self, template: str) -> bool:
+        has_marks = all(mark in template for mark in self.marks)
+        return has_marks and not any(mark in template for mark in self.foreign)
+
+    @property
+    def has_bare_grammar(self) -> bool:
+        """Whether a forced call has no marker: a JSON list, or a JSON object if a call may stand without a marker."""
+        return bool(self.opening) and not self.closing
 
 
 class _State(Enum):
@@ -400,17 +424,25 @@ class _State(Enum):
 class CallParser:
     """Parser of one answer. Mutated by `push` and `finish`.
 
-    White space next to a call is left out. A text that is no call by the time its arguments begin is text; arguments
-    that break later stay as they are, and the rest is text.
+    Functions are given by name, with the schemas of their arguments. Texts that are `hidden`, such as special tokens,
+    are left out, and so is white space next to a call; with `is_bare`, calls may have no marker. A text that is no call
+    by the time its arguments begin is text; arguments that break later stay as they are, and the rest is text.
     """
 
-    def __init__(self, form: CallFormat | None, new_id: Callable[[], str], *, max_calls: int | None = None) -> None:
-        self._form = form
-        texts = frozenset(form.opening) | form.hidden if form is not None else frozenset()
+    def __init__(
+        self,
+        family: Family | None,
+        schemas: Mapping[str, Mapping[str, Any]],
+        *,
+        is_bare: bool,
+        hidden: frozenset[str],
+        max_calls: int | None,
+    ) -> None:
+        self._family, self._schemas = family, schemas
+        self._is_bare, self._hidden, self._max_calls = is_bare, hidden, max_calls
+        texts = hidden.union(family.opening) if family is not None else hidden
         self._markers = Markers(texts)
-        self._with_closing = self._markers if form is None else Markers(texts | {form.closing})
-        self._new_id = new_id
-        self._max_calls = max_calls
+        self._with_closing = self._markers if family is None else Markers(texts | {family.closing})
         self._state = _State.TEXT
         self._buffer = ""
         self._space = ""
@@ -426,10 +458,10 @@ class CallParser:
         self._num_calls = 0
 
     def push(self, text: str) -> list[Delta]:
-        if self._form is None:
+        if self._family is None:
             return [Delta("text", text)] if text else []
         self._buffer += text
-        while self._buffer and self._step(self._form):
+        while self._buffer and self._step(self._family):
             pass
         return self._taken()
 
@@ -447,26 +479,26 @@ class CallParser:
         found, self._out = merged(self._out), []
         return found
 
-    def _step(self, form: CallFormat) -> bool:
+    def _step(self, family: Family) -> bool:
         """Read what is certain of the buffer; return whether to go on."""
         if self._state is _State.FULL:
             self._buffer = ""
             return False
         if self._state is _State.TEXT:
-            return self._step_text(form)
+            return self._step_text(family)
         character, self._buffer = self._buffer[0], self._buffer[1:]
         if self._state is _State.START:
-            self._start(form, character)
+            self._start(family, character)
         elif self._state is _State.CALL:
-            self._call(character)
+            self._call(family, character)
         else:
             self._between(character)
         return True
 
-    def _step_text(self, form: CallFormat) -> bool:
-        if form.is_bare and self._at_start:
+    def _step_text(self, family: Family) -> bool:
+        if self._is_bare and self._at_start:
             ahead = self._buffer.lstrip(SPACE + ";" if self._after_call else SPACE)
-            if ahead[:1] == "{" or (ahead[:1] == "[" and form.allows_list):
+            if ahead[:1] == "{" or (ahead[:1] == "[" and family.allows_list):
                 self._text(self._buffer[: len(self._buffer) - len(ahead)].replace(";", ""))
                 self._buffer = ahead
                 self._open("")
@@ -482,33 +514,41 @@ class CallParser:
             return False
         self._text(self._buffer[: found.start()])
         self._buffer = self._buffer[found.end() :]
-        if found[0] in form.opening:
+        if found[0] in family.opening:
             self._open(found[0])
-        elif found[0] not in form.hidden and not self._awaits_closing:
+        elif found[0] not in self._hidden and not self._awaits_closing:
             self._text(found[0])
         else:
-            self._awaits_closing &= found[0] != form.closing
+            self._awaits_closing &= found[0] != family.closing
         return True
 
     def _open(self, marker: str) -> None:
         self._state, self._marker, self._raw = _State.START, marker, ""
         self._in_list = self._is_begun = False
 
-    def _start(self, form: CallFormat, character: str) -> None:
+    def _start(self, family: Family, character: str) -> None:
         if character in SPACE:
             self._raw += character
             return
-        if character == "[" and form.allows_list and not self._in_list:
+        if character == "[" and family.allows_list and not self._in_list:
             self._raw, self._in_list = self._raw + character, True
             return
-        make = form.read_object if character == "{" else None if self._in_list else form.read_other
-        if make is None:
+        self._reader = self._reader_of(family, character)
+        if self._reader is None:
             self._give_up(character)
             return
-        self._reader, self._state = make(), _State.CALL
-        self._call(character)
+        self._state = _State.CALL
+        self._call(family, character)
 
-    def _call(self, character: str) -> None:
+    def _reader_of(self, family: Family, character: str) -> CallReader | None:
+        """Return the reader of a call that begins with a character; None if no call does."""
+        if character == "{":
+            return None if family.is_xml else ObjectReader(self._schemas)
+        if self._in_list:
+            return None
+        return XmlReader(self._schemas) if family.is_xml else NamedReader(self._schemas) if family.is_named else None
+
+    def _call(self, family: Family, character: str) -> None:
         assert self._reader is not None
         status = self._reader.push(character)
         if status is Status.BROKEN and not self._is_begun:
@@ -516,7 +556,7 @@ class CallParser:
             return
         if self._reader.name is not None and not self._is_begun:
             self._is_begun, self._after_call, self._space = True, True, ""
-            self._out.append(Delta("call", index=self._num_calls, id=self._new_id(), name=self._reader.name))
+            self._out.append(Delta("call", index=self._num_calls, id=family.new_id(), name=self._reader.name))
             self._num_calls += 1
         if self._is_begun and self._reader.arguments:
             self._out.append(Delta("call", self._reader.take(), self._num_calls - 1))
@@ -543,8 +583,7 @@ class CallParser:
 
     def _give_up(self, character: str) -> None:
         """Treat what looked like the beginning of a call as text."""
-        assert self._form is not None
-        marker = "" if self._marker in self._form.hidden else self._marker
+        marker = "" if self._marker in self._hidden else self._marker
         self._text(marker + self._raw)
         self._state, self._raw, self._marker = _State.TEXT, "", ""
         self._at_start = False

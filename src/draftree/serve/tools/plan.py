@@ -19,7 +19,6 @@ from draftree.serve.tools.families import (
     FAMILIES,
     GENERIC,
     CallGrammar,
-    Family,
     Function,
     call_grammar,
     family_of,
@@ -28,10 +27,12 @@ from draftree.serve.tools.families import (
     required_name,
     without_tools,
 )
-from draftree.serve.tools.parser import CallFormat, CallParser, json_or_none
+from draftree.serve.tools.parser import CallParser, Family, json_or_none
 from draftree.text.chat.messages import check_messages
 from draftree.text.chat.templates import reads_key
 from draftree.text.tokenizer import Tokenizer
+
+NO_CALLS = Family("", (), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +133,11 @@ class ToolPlan:
     def parser(self, reasoning: Reasoning | None = None) -> AnswerParser:
         splitter = None if reasoning is None else reasoning.splitter({one.name for one in self.functions})
         hidden = self.hidden if reasoning is None else self.hidden | reasoning.hidden
-        if self.family is None:
-            return AnswerParser(splitter, CallParser(CallFormat((), hidden=hidden) if hidden else None, str))
-        form = self.family.format(self.functions, is_forced=self.is_forced, hidden=hidden)
-        calls = CallParser(form, self.family.new_id, max_calls=None if self.is_parallel else 1)
+        schemas = {function.name: function.schema for function in self.functions}
+        family = self.family or (NO_CALLS if hidden else None)
+        is_bare = family is not None and (family.is_bare or (self.is_forced and family.has_bare_grammar))
+        max_calls = None if self.is_parallel else 1
+        calls = CallParser(family, schemas, is_bare=is_bare, hidden=hidden, max_calls=max_calls)
         is_checked = self.grammar is not None and self.grammar.unenforced
         return AnswerParser(splitter, calls, self._check if is_checked else None)
 
