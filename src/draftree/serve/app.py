@@ -32,18 +32,7 @@ from draftree.version import __version__
 
 ROUTERS = tuple(
     module.router
-    for module in (
-        chat,
-        completions,
-        embeddings,
-        infill,
-        responses,
-        anthropic,
-        ollama,
-        audio,
-        tokens,
-        status,
-    )
+    for module in (chat, completions, embeddings, infill, responses, anthropic, ollama, audio, tokens, status)
 )
 
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")

@@ -64,11 +64,7 @@ def chat_logprobs(entries: Sequence[TokenLogprob], texts: TokenTexts) -> list[di
 
 def _chat_entry(token_id: int, logprob: float, texts: TokenTexts) -> dict[str, Any]:
     data = texts.bytes_of(token_id)
-    return {
-        "token": data.decode("utf-8", errors="replace"),
-        "logprob": finite(logprob),
-        "bytes": list(data),
-    }
+    return {"token": data.decode("utf-8", errors="replace"), "logprob": finite(logprob), "bytes": list(data)}
 
 
 def prompt_logprobs_json(entries: tuple[TokenLogprob | None, ...], texts: TokenTexts) -> list[Any]:

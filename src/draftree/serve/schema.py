@@ -472,11 +472,7 @@ class SamplingBody(SamplingFields):
 
     @property
     def decoder(self) -> DecoderOptions:
-        return {
-            "decoder_prompt": self.decoder_prompt,
-            "source_lang": self.source_lang,
-            "target_lang": self.target_lang,
-        }
+        return {"decoder_prompt": self.decoder_prompt, "source_lang": self.source_lang, "target_lang": self.target_lang}
 
     @property
     def reports(self) -> DraftreeOptions:

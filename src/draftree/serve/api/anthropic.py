@@ -113,7 +113,7 @@ class Thinking(Body):
     """Whether the model reasons before its answer."""
 
     elsewhere: ClassVar[Mapping[str, Effect]] = {
-        "budget_tokens": ignored("'max_tokens' limits reasoning and answer together"),
+        "budget_tokens": ignored("'max_tokens' limits reasoning and answer together")
     }
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     display: Literal["summarized", "omitted"] | None = None

@@ -23,15 +23,7 @@ from draftree.serve.logprobs import chat_logprobs, prompt_logprobs_json
 from draftree.serve.pool import ServedModel
 from draftree.serve.reasoning import AnswerParser, AnswerStart, reasoning_variables
 from draftree.serve.render import Head, Report, closing_fields, last_chunk, usage_so_far
-from draftree.serve.request import (
-    ERRORS,
-    GENERATED,
-    Encode,
-    chat_model_of,
-    chat_options,
-    running_job,
-    server_of,
-)
+from draftree.serve.request import ERRORS, GENERATED, Encode, chat_model_of, chat_options, running_job, server_of
 from draftree.serve.schema import ChatBody, Message, note
 from draftree.serve.streams import ChunkEncoder, EventStream, respond
 from draftree.serve.tools.families import family_of

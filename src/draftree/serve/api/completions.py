@@ -20,15 +20,7 @@ from draftree.serve.job import ChoiceUpdate, Job
 from draftree.serve.logprobs import OffsetLogprobs, prompt_logprobs_json
 from draftree.serve.pool import ServedModel
 from draftree.serve.render import Head, Report, closing_fields, last_chunk, usage_so_far
-from draftree.serve.request import (
-    ERRORS,
-    GENERATED,
-    Encode,
-    completion_options,
-    model_of,
-    running_job,
-    server_of,
-)
+from draftree.serve.request import ERRORS, GENERATED, Encode, completion_options, model_of, running_job, server_of
 from draftree.serve.schema import CompletionBody, prompts_of
 from draftree.serve.settings import MAX_PROMPTS
 from draftree.serve.streams import ChunkEncoder, EventStream, respond

@@ -201,13 +201,7 @@ FAMILIES = (
         is_named=True,
         new_id=lambda: "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(SHORT_ID)),
     ),
-    Family(
-        "llama",
-        ('"parameters": ', "ipython"),
-        ("<|python_tag|>",),
-        arguments_key="parameters",
-        is_bare=True,
-    ),
+    Family("llama", ('"parameters": ', "ipython"), ("<|python_tag|>",), arguments_key="parameters", is_bare=True),
     # its calls are messages, which are split from the text together with the reasoning; an answer has one call
     Family("harmony", ("<|channel|>", "functions."), ()),
 )
