@@ -54,7 +54,6 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await server.start()
         try:
             yield
         finally:

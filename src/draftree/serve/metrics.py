@@ -97,15 +97,6 @@ class _Active:
         return None if before is None else now - before
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Rates of the last seconds; None where nothing was written or drafted."""
-
-    tokens_per_second: float
-    acceptance_length: float | None
-    acceptance_rate: float | None
-
-
 @final
 class ModelMeter:
     def __init__(self, default_draft: str, *, clock: Clock = time.perf_counter) -> None:
@@ -149,15 +140,16 @@ class ModelMeter:
             if seconds is not None:
                 totals.token_gaps.observe(seconds / row.num_written, row.num_written)
 
-    def rates(self) -> Rates:
+    def rates(self) -> dict[str, float | None]:
+        """Return rates of the last seconds; None where nothing was written or drafted."""
         now = self._clock()
         recent = [row for row in self._recent.copy() if now - row[0] <= WINDOW_SECONDS]
         written, rows, drafted, accepted = (sum(row[place] for row in recent) for place in (1, 2, 3, 4))
-        return Rates(
-            tokens_per_second=written / WINDOW_SECONDS,
-            acceptance_length=written / rows if rows else None,
-            acceptance_rate=accepted / drafted if drafted else None,
-        )
+        return {
+            "tokens_per_second": written / WINDOW_SECONDS,
+            "acceptance_length": written / rows if rows else None,
+            "acceptance_rate": accepted / drafted if drafted else None,
+        }
 
 
 @final

@@ -194,37 +194,47 @@ def log_request(record: RequestRecord) -> None:
         REQUESTS.log(level, summary, extra={"fields": fields(record)})
 
 
+LOGGED = [
+    "request_id",
+    "method",
+    "path",
+    "status",
+    "key",
+    "response_id",
+    "model",
+    "draft",
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "accepted_tokens",
+    "rounds",
+    "queue_seconds",
+    "first_token_seconds",
+    "seconds",
+    "finish_reasons",
+    "disconnected",
+    "error",
+    "warnings",
+    "prompt",
+    "texts",
+]
+
+
 def fields(record: RequestRecord) -> dict[str, Any]:
     """Return the record as the values of a log line; fields without a value are left out."""
-    values = {
-        "request_id": record.request_id,
-        "method": record.method,
-        "path": record.path,
+    special: dict[str, Any] = {
         "status": record.status or 500,
         "key": record.key.name,
-        "response_id": record.response_id,
-        "model": record.model,
-        "draft": record.draft,
-        "prompt_tokens": record.prompt_tokens,
-        "cached_tokens": record.cached_tokens,
-        "completion_tokens": record.completion_tokens,
-        "accepted_tokens": record.accepted_tokens,
-        "rounds": record.rounds,
-        "queue_seconds": rounded(record.queue_seconds),
-        "first_token_seconds": rounded(record.first_token_seconds),
-        "seconds": rounded(record.seconds),
         "finish_reasons": record.finish_reasons or None,
         "disconnected": record.is_disconnected or None,
-        "error": record.error,
         "warnings": list(record.notes.values()) or None,
-        "prompt": record.prompt,
-        "texts": record.texts,
     }
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, DIGITS)
+    values = {name: special[name] if name in special else getattr(record, name) for name in LOGGED}
+    return {
+        name: round(value, DIGITS) if name.endswith("_seconds") or name == "seconds" else value
+        for name, value in values.items()
+        if value is not None
+    }
 
 
 class LineFormatter(logging.Formatter):

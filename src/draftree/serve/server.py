@@ -141,9 +141,6 @@ class Server:
         self.pool.open(models)
         self._attach(models)
 
-    async def start(self) -> None:
-        self._started = SYSTEM_CLOCK()
-
     def record_of(self, request: Request) -> RequestRecord:
         return record_of(request.scope)
 

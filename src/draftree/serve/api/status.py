@@ -92,7 +92,7 @@ HELLO = b": rounds\n\n"
 
 
 def model_status(server: Server, model: ServedModel) -> dict[str, Any]:
-    llm, rates = model.llm.llm, server.meters[model.name].rates()
+    llm = model.llm.llm
     return {
         "name": model.name,
         "aliases": list(model.aliases),
@@ -101,9 +101,7 @@ def model_status(server: Server, model: ServedModel) -> dict[str, Any]:
         "context": model.max_context,
         "running": model.llm.num_running,
         "waiting": model.llm.num_waiting,
-        "tokens_per_second": rates.tokens_per_second,
-        "acceptance_length": rates.acceptance_length,
-        "acceptance_rate": rates.acceptance_rate,
+        **server.meters[model.name].rates(),
         "kernels": llm.kernels,
         "dtype": str(llm.model.dtype).removeprefix("torch."),
         "quantization": llm.quantization,

@@ -7,8 +7,8 @@ import json
 import logging
 import re
 import secrets
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, final
 
@@ -31,7 +31,7 @@ from draftree.serve.ray.routing import (
     prefix_blocks,
 )
 from draftree.serve.records import request_id_of
-from draftree.serve.streams import EventStream, LineStream
+from draftree.serve.streams import ClientGoneError, EventStream, LineStream, unless_gone
 
 TEXTS = frozenset(
     [
@@ -221,11 +221,12 @@ class StreamRecord:
 def _parse(event: str) -> tuple[str, dict[str, Any] | None]:
     """Return the name and the JSON object of a server-sent event; None for other data."""
     name, lines = "", []
-    for field, value in _fields(event):
+    for line in event.split("\n"):
+        field, _, value = line.partition(":")
         if field == "event":
-            name = value
+            name = value.removeprefix(" ")
         elif field == "data":
-            lines.append(value)
+            lines.append(value.removeprefix(" "))
     return name, _object_of("\n".join(lines))
 
 
@@ -235,12 +236,6 @@ def _object_of(text: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return data if isinstance(data, dict) else None
-
-
-def _fields(event: str) -> Iterator[tuple[str, str]]:
-    for line in event.split("\n"):
-        field, _, value = line.partition(":")
-        yield field, value.removeprefix(" ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,10 +269,10 @@ REPLACED_HEADERS = frozenset({b"connection", b"transfer-encoding", b"keep-alive"
 """Headers that Ray's HTTP proxy adds to every answer; the request id is the one that the replica got."""
 
 
-class RefusedError(Exception):
-    """A replica refused a request that another one may accept."""
+class ReplicaLostError(Exception):
+    """A replica ended before its answer, or refused a request that another one may accept."""
 
-    def __init__(self, reason: str, replica: str) -> None:
+    def __init__(self, reason: str, replica: str | None = None) -> None:
         super().__init__(reason)
         self.replica = replica
 
@@ -303,7 +298,7 @@ class Delivery:
     async def start(self, start: AnswerStart) -> None:
         may_repeat = self._endpoint.is_generating and (self._has_started or start.status == REFUSED_STATUS)
         if may_repeat and start.status in (REFUSED_STATUS, BUSY_STATUS):
-            raise RefusedError(f"status {start.status}", start.replica)
+            raise ReplicaLostError(f"status {start.status}", start.replica)
         self._start = start
         types = [value.partition(b";")[0] for name, value in start.headers if name.lower() == b"content-type"]
         self._separator = STREAMS.get(types[0], b"") if types else b""
@@ -360,7 +355,7 @@ class Delivery:
             return event
         if _is_ending(event):
             assert self._start is not None, "events follow the start"
-            raise RefusedError("the replica ends", self._start.replica)
+            raise ReplicaLostError("the replica ends", self._start.replica)
         return self._record.push(event)
 
     async def _send_start(self, start: AnswerStart) -> None:
@@ -462,14 +457,6 @@ SEED_BITS = 62
 FRESH_SEEDS = (None, -1)
 
 
-class ReplicaLostError(Exception):
-    """A replica ended before its answer."""
-
-    def __init__(self, reason: str, replica: str | None = None) -> None:
-        super().__init__(reason)
-        self.replica = replica
-
-
 class Replicas(Protocol):
     """The replicas, as the proxy uses them."""
 
@@ -503,17 +490,8 @@ class Proxy:
         delivery = Delivery(send, endpoint)
         merges = scope["method"] == "GET" and scope["path"] in (METRICS, STATUS)
         work = self._answer_of_all if merges else self._answer
-        answering = asyncio.create_task(_guarded(work(request, delivery), delivery))
-        leaving = asyncio.create_task(_disconnected(receive))
-        try:
-            await asyncio.wait([answering, leaving], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            leaving.cancel()
-            if not answering.done():
-                answering.cancel()
-            await asyncio.wait([answering, leaving])
-        if not answering.cancelled():
-            answering.result()
+        with suppress(ClientGoneError):
+            await unless_gone(receive, _guarded(work(request, delivery), delivery))
 
     async def _answer(self, request: HttpRequest, delivery: Delivery) -> None:
         """Deliver the answer of the first replica that completes it."""
@@ -527,7 +505,7 @@ class Proxy:
             except DivergedError as error:
                 await delivery.fail(ApiError(500, str(error), code="diverged"))
                 return
-            except (ReplicaLostError, RefusedError) as lost:
+            except ReplicaLostError as lost:
                 deadline = deadline or clock() + self._retry.window
                 self.num_repeated += 1
                 logger.warning("repeating %s on another replica: %s", request.scope["path"], lost)
@@ -549,7 +527,10 @@ class Proxy:
                 break
             texts[start.replica] = body.decode()
         else:
-            body = self._merged(request.scope["path"], texts)
+            if texts and request.scope["path"] == STATUS:
+                body = merged_status(texts).encode()
+            elif texts:
+                body = merged_metrics(texts, num_repeated=self.num_repeated).encode()
         if start is None:
             await delivery.fail(unavailable("no_replica"))
             return
@@ -557,12 +538,6 @@ class Proxy:
         await delivery.start(AnswerStart(start.status, headers, ""))
         await delivery.push(body)
         await delivery.finish()
-
-    def _merged(self, path: str, texts: dict[str, str]) -> bytes:
-        if not texts:
-            return b""
-        merged = merged_status(texts) if path == STATUS else merged_metrics(texts, num_repeated=self.num_repeated)
-        return merged.encode()
 
     async def _attempt(self, request: HttpRequest, delivery: Delivery) -> None:
         delivery.restart()
@@ -605,15 +580,11 @@ def prepared(scope: Scope, body: bytes) -> tuple[HttpRequest, Endpoint]:
     is_streamed = fields.get("stream", endpoint.is_lines) is True
     if is_streamed and isinstance(options, dict) and options.get("seed") in FRESH_SEEDS:
         seeded = options | {"seed": secrets.randbits(SEED_BITS)}
-        request = _with_body(request, fields | {"options": seeded} if endpoint.is_lines else seeded)
+        seeded_body = json.dumps(fields | {"options": seeded} if endpoint.is_lines else seeded, separators=(",", ":"))
+        headers = [(name, value) for name, value in plain["headers"] if name.lower() != b"content-length"]
+        headers.append((b"content-length", str(len(seeded_body)).encode()))
+        request = replace(request, scope=plain | {"headers": headers}, body=seeded_body.encode())
     return replace(request, blocks=prefix_blocks(fields)), endpoint
-
-
-def _with_body(request: HttpRequest, fields: dict[str, Any]) -> HttpRequest:
-    body = json.dumps(fields, ensure_ascii=True, separators=(",", ":")).encode()
-    headers = [(name, value) for name, value in request.scope["headers"] if name.lower() != b"content-length"]
-    headers.append((b"content-length", str(len(body)).encode()))
-    return replace(request, scope=request.scope | {"headers": headers}, body=body)
 
 
 async def _guarded(work: Coroutine[Any, Any, None], delivery: Delivery) -> None:
@@ -622,8 +593,3 @@ async def _guarded(work: Coroutine[Any, Any, None], delivery: Delivery) -> None:
         await work
     except Exception as error:
         await delivery.fail(api_error(error))
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

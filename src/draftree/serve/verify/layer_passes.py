@@ -130,6 +130,7 @@ class LayerPasses:
         self._llm, self._model, self._first, self._clock = llm, model, first, clock
         self._queue: list[Work] = []
         self._task: asyncio.Task[None] | None = None
+        self.num_passes = self.num_works = 0
 
     async def run(self, works: Sequence[Work]) -> list[Answer]:
         self._queue += works
@@ -182,6 +183,8 @@ class LayerPasses:
         start = self._clock()
         contents = self._contents(batch)
         passed = self._clock() - start
+        self.num_passes += 1
+        self.num_works += len(batch)
         for work, content in zip(batch, contents, strict=True):
             work.settle(Answer(content, max(0.0, start - work.since), passed))
 
