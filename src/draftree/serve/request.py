@@ -118,7 +118,9 @@ async def _checked(
     values = {name: getattr(body, name) for name in OPTION_FIELDS if getattr(body, name) is not None}
     values["logit_bias"] = _logit_bias(body.logit_bias)
     values["prediction"] = (body.prediction.text or None) if body.prediction is not None else None
-    values["draft"] = _draft_of(body, model)
+    values["draft"] = model.named_draft(body.draft)
+    if body.prediction is not None and values["draft"] is None:
+        values["draft"] = next(filter(model.reads_predictions, model.drafts), None)
     values["trace"] = body.reports.rounds
     renamed = {**names, "template_kwargs": "chat_template_kwargs"}
     constraint = _constraint(body)
@@ -144,14 +146,6 @@ async def _note_unenforced(schema: str, field: str, *, is_strict: bool) -> None:
         raise invalid(f"{reason}: set strict=false, and finished texts are checked", field)
     if parts:
         note(field, f"is not enforced in part, and checked afterwards: {parts}")
-
-
-def _draft_of(body: SamplingBody, model: ServedModel) -> str | None:
-    """Return the drafter of a request: the chosen one; for a prediction without a choice, the first that reads it."""
-    named = model.named_draft(body.draft)
-    if body.prediction is None or named is not None:
-        return named
-    return next(filter(model.reads_predictions, model.drafts), None)
 
 
 def with_read_prediction(options: RequestOptions, model: ServedModel) -> RequestOptions:

@@ -88,19 +88,14 @@ class DrainingServer(uvicorn.Server):
         for listener in self.servers:
             listener.close()
         self.server.begin_drain()
-        if not await self._is_drained():
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._drain_timeout
+        while self.server.num_active and not self.force_exit and loop.time() < end:
+            await asyncio.sleep(POLL_SECONDS)
+        if self.server.num_active:
             self.is_clean = False
             logger.warning("%d requests did not finish in time and are ended", self.server.num_active)
         await super().shutdown(sockets)
-
-    async def _is_drained(self) -> bool:
-        loop = asyncio.get_running_loop()
-        end = loop.time() + self._drain_timeout
-        while self.server.num_active:
-            if self.force_exit or loop.time() >= end:
-                return False
-            await asyncio.sleep(POLL_SECONDS)
-        return True
 
 
 def run_server(
@@ -120,8 +115,8 @@ def run_server(
     app = create_app(settings, pool, keys=keys, verify=verify)
     limits = ConnectionLimits.of_process()
     notice = FullNotice()
-    own = {"head_timeout": settings.body_timeout, "max_connections": limits.most, "notice": notice}
-    protocol = type("Protocol", (TimedProtocol,), own)
+    limited = {"head_timeout": settings.body_timeout, "max_connections": limits.most, "notice": notice}
+    protocol = type("Protocol", (TimedProtocol,), limited)
     config = uvicorn.Config(
         app,
         http=protocol,
@@ -147,8 +142,14 @@ def run_server(
 
     loading = Loading(load, server)
     url = url_of(listener, scheme="https" if tls else "http")
+
+    async def serve() -> None:
+        asyncio.get_running_loop().set_exception_handler(notice.handle)
+        loading.start(lambda: on_ready(url, list(pool)))
+        await server.serve(sockets=[listener])
+
     with configured_logs(as_json=settings.log_format == "json", level=settings.log_level):
-        asyncio.run(_serve(server, listener, loading, notice=notice, on_ready=lambda: on_ready(url, list(pool))))
+        asyncio.run(serve())
     if loading.error is not None:
         raise loading.error
     if server.signal is not None and loading.is_running:
@@ -156,19 +157,6 @@ def run_server(
     if (lost := server.server.lost_process) is not None:
         raise lost
     return server.status
-
-
-async def _serve(
-    server: DrainingServer,
-    listener: socket.socket,
-    loading: Loading,
-    *,
-    notice: FullNotice,
-    on_ready: Callable[[], None],
-) -> None:
-    asyncio.get_running_loop().set_exception_handler(notice.handle)
-    loading.start(on_ready)
-    await server.serve(sockets=[listener])
 
 
 class Loading:
@@ -184,6 +172,10 @@ class Loading:
         """Start the thread; `on_ready` is called on the event loop."""
         loop = asyncio.get_running_loop()
 
+        def finish(models: Sequence[ServedModel]) -> None:
+            self._server.server.open(models)
+            on_ready()
+
         def work() -> None:
             try:
                 models = asyncio.run(warm_up(self._load()))
@@ -193,7 +185,7 @@ class Loading:
                 self._server.should_exit = True
                 return
             with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended
-                loop.call_soon_threadsafe(self._finish, models, on_ready)
+                loop.call_soon_threadsafe(finish, models)
 
         # a daemon: a server that is ended while it loads does not wait
         self._thread = threading.Thread(target=work, name="draftree-loading", daemon=True)
@@ -202,10 +194,6 @@ class Loading:
     @property
     def is_running(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
-
-    def _finish(self, models: Sequence[ServedModel], on_ready: Callable[[], None]) -> None:
-        self._server.server.open(models)
-        on_ready()
 
 
 async def warm_up(models: Sequence[ServedModel]) -> list[ServedModel]:

@@ -127,10 +127,7 @@ def _option(default: Any, text: str, group: Group, *, word: str | None = None, l
     return dataclasses.field(default=default, metadata={"help": text, "group": group, "word": word, "least": least})
 
 
-NETWORK, ACCESS, LIMITS = Group.NETWORK, Group.ACCESS, Group.LIMITS
-LOGS = Group.LOGS
-
-
+NETWORK, ACCESS, LIMITS, LOGS = Group
 MODEL_OPTIONS = tuple(
     field
     for field in dataclasses.fields(ModelOptions)
@@ -239,12 +236,20 @@ class ServerSettings:
             )
         if not (isinstance(self.key_share, int | float) and 0 < self.key_share <= 1):
             raise ConfigurationError(f"key_share is {self.key_share!r}: it must be above 0 and at most 1")
-        _require_member("log_format", self.log_format, LOG_FORMATS)
-        _require_member("log_level", self.log_level, LOG_LEVELS)
+        for name, value, allowed in (
+            ("log_format", self.log_format, LOG_FORMATS),
+            ("log_level", self.log_level, LOG_LEVELS),
+        ):
+            if value not in allowed:
+                raise ConfigurationError(f"{name} is {value!r}: {suggestion(str(value), allowed)}")
         if self.options.learn is not None:
             parse_learning(self.options.learn)
         for origin in self.cors_origins:
-            _require_origin(origin)
+            if origin != "*" and not ORIGIN.fullmatch(origin):
+                raise ConfigurationError(
+                    f"CORS origin '{origin}' is not an origin: write scheme, host and port, such as "
+                    "https://example.org:8443"
+                )
         for host in self.allowed_hosts:
             if host != "*" and not HOST.fullmatch(host):
                 raise ConfigurationError(f"allowed host '{host}' is not a name: write it without scheme and port")
@@ -325,15 +330,3 @@ def _require_number(field: dataclasses.Field[Any], value: object) -> None:
     is_number = isinstance(value, allowed) and not isinstance(value, bool) and math.isfinite(value)
     if not is_number or value < least:
         raise ConfigurationError(f"{field.name} is {value!r}: it must be a {wanted} of at least {least}")
-
-
-def _require_member(name: str, value: object, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise ConfigurationError(f"{name} is {value!r}: {suggestion(str(value), allowed)}")
-
-
-def _require_origin(origin: str) -> None:
-    if origin != "*" and not ORIGIN.fullmatch(origin):
-        raise ConfigurationError(
-            f"CORS origin '{origin}' is not an origin: write scheme, host and port, such as https://example.org:8443"
-        )

@@ -164,17 +164,32 @@ SPARE_SECONDS = 5.0
 def build(settings: ServerSettings, options: ReplicaOptions) -> serve.Application:
     options.require_fit(settings)
     threads = options.threads(settings)
+    # read by OpenMP and MKL when they are loaded, before the replica is constructed
+    variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    resources: dict[str, Any] = {"num_cpus": options.cpus(settings), "runtime_env": {"env_vars": variables}}
+    if options.gpus_per_replica:
+        resources["num_gpus"] = options.gpus_per_replica
+    scaling: dict[str, Any] = {"num_replicas": options.num_replicas}
+    if options.num_replicas is None:
+        autoscaling = {
+            "min_replicas": options.min_replicas,
+            "max_replicas": options.max_replicas,
+            "target_ongoing_requests": options.target_requests(settings),
+            "upscale_delay_s": options.upscale_delay,
+            "downscale_delay_s": options.downscale_delay,
+        }
+        scaling = {"num_replicas": "auto", "autoscaling_config": autoscaling}
     deadline = settings.drain_timeout + SPARE_SECONDS
     replica = serve.deployment(Replica).options(
         max_ongoing_requests=settings.max_concurrent_requests + settings.max_queue + SPARE_REQUESTS,
-        ray_actor_options=_resources(options, settings),
+        ray_actor_options=resources,
         graceful_shutdown_timeout_s=deadline,
         health_check_period_s=options.health_check_period,
         health_check_timeout_s=options.health_check_timeout,
         request_router_config=RequestRouterConfig(
             request_router_class=PrefixRouter, request_router_kwargs=dataclasses.asdict(options.routing)
         ),
-        **_scaling(settings, options),
+        **scaling,
     )
     ingress = serve.deployment(serve.ingress(ingress_app)(Ingress)).options(
         num_replicas=options.num_proxies,
@@ -187,29 +202,6 @@ def build(settings: ServerSettings, options: ReplicaOptions) -> serve.Applicatio
     return ingress.bind(
         replica.bind(settings, threads), max_body_bytes=settings.max_body_bytes, body_timeout=settings.body_timeout
     )
-
-
-def _resources(options: ReplicaOptions, settings: ServerSettings) -> dict[str, Any]:
-    # read by OpenMP and MKL when they are loaded, before the replica is constructed
-    threads = str(options.threads(settings))
-    variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-    found: dict[str, Any] = {"num_cpus": options.cpus(settings), "runtime_env": {"env_vars": variables}}
-    return found | ({"num_gpus": options.gpus_per_replica} if options.gpus_per_replica else {})
-
-
-def _scaling(settings: ServerSettings, options: ReplicaOptions) -> dict[str, Any]:
-    if options.num_replicas is not None:
-        return {"num_replicas": options.num_replicas}
-    return {
-        "num_replicas": "auto",
-        "autoscaling_config": {
-            "min_replicas": options.min_replicas,
-            "max_replicas": options.max_replicas,
-            "target_ongoing_requests": options.target_requests(settings),
-            "upscale_delay_s": options.upscale_delay,
-            "downscale_delay_s": options.downscale_delay,
-        },
-    }
 
 
 def run_replicas(settings: ServerSettings, options: ReplicaOptions, *, on_ready: Callable[[str], None]) -> None:

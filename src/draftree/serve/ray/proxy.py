@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import secrets
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
@@ -387,30 +388,20 @@ REPEATED = "draftree_repeated_requests_total"
 
 def merged_metrics(texts: Mapping[str, str], *, num_repeated: int) -> str:
     """Return the samples of all replicas in Prometheus' text format, by metric."""
-    heads: dict[str, list[str]] = {}
-    samples: dict[str, list[str]] = {}
+    heads: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    samples: defaultdict[str, list[str]] = defaultdict(list)
     for replica, text in texts.items():
         family = ""
         for line in text.splitlines():
             if line.startswith(("# HELP ", "# TYPE ")):
                 family = line.split(" ", 3)[2]
-                lines = heads.setdefault(family, [])
-                if line not in lines:
-                    lines.append(line)
-            elif (found := SAMPLE.fullmatch(line)) is not None:
-                samples.setdefault(family, []).append(_labelled(found, replica))
-    own = [
-        f"# HELP {REPEATED} Requests that were repeated on another replica",
-        f"# TYPE {REPEATED} counter",
-        f"{REPEATED} {num_repeated}",
-    ]
-    lines = [line for family in samples for line in (*heads.get(family, ()), *samples[family])]
-    return "\n".join([*lines, *own]) + "\n"
-
-
-def _labelled(sample: re.Match[str], replica: str) -> str:
-    name, labels, value = sample.groups()
-    return f'{name}{{{f"{labels}," if labels else ""}replica="{replica}"}} {value}'
+                heads[family][line] = None
+            elif (sample := SAMPLE.fullmatch(line)) is not None:
+                name, labels, value = sample.groups()
+                samples[family].append(f'{name}{{{f"{labels}," if labels else ""}replica="{replica}"}} {value}')
+    lines = [line for family in samples for line in (*heads[family], *samples[family])]
+    lines += [f"# HELP {REPEATED} Requests that were repeated on another replica", f"# TYPE {REPEATED} counter"]
+    return "\n".join([*lines, f"{REPEATED} {num_repeated}"]) + "\n"
 
 
 SUMMED = ("running", "waiting", "tokens_per_second")
@@ -435,15 +426,14 @@ def merged_status(texts: Mapping[str, str]) -> str:
 
 
 def _model(model: dict[str, Any], each: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    own = [found for status in each for found in status["models"] if found["name"] == model["name"]]
-    sums = {name: sum(found[name] for found in own) for name in SUMMED}
-    return model | sums | {name: _average(own, name) for name in AVERAGED}
-
-
-def _average(own: Sequence[dict[str, Any]], name: str) -> float | None:
-    known = [(found[name], found["tokens_per_second"]) for found in own if found[name] is not None]
-    weight = sum(tokens for _, tokens in known)
-    return sum(value * tokens for value, tokens in known) / weight if weight else None
+    """Return the status of a model with its summed load, and rates weighted by tokens."""
+    rows = [row for status in each for row in status["models"] if row["name"] == model["name"]]
+    merged = model | {name: sum(row[name] for row in rows) for name in SUMMED}
+    for name in AVERAGED:
+        known = [(row[name], row["tokens_per_second"]) for row in rows if row[name] is not None]
+        weight = sum(tokens for _, tokens in known)
+        merged[name] = sum(value * tokens for value, tokens in known) / weight if weight else None
+    return merged
 
 
 logger = logging.getLogger(__name__)

@@ -72,27 +72,6 @@ async def open_text(server: Server, session: Session, message: Mapping[str, Any]
 RETRY_STATUS = frozenset({429, 503})
 
 
-async def model_facts(model: ServedModel, settings: VerifySettings) -> dict[str, Any]:
-    """Return the part of a greeting that depends on the model; measures its passes once."""
-    llm, target = model.llm.llm, model.llm.llm.model
-    if isinstance(target, EncoderDecoder):
-        raise ApiError(400, f"the model '{model.name}' has an encoder: drafts are verified for causal models")
-    costs = await model.llm.pass_costs(1 + settings.max_nodes)
-    return {
-        "model": model.name,
-        "vocab": target.vocab_size,
-        "context": min(target.max_length, llm.engine.longest),
-        "eos": list(llm.requests.eos_ids),
-        "tokenizer": await model.llm.prompts.with_tokenizer(tokenizer_fingerprint),
-        "exact": target.is_exact,
-        "trees": target.supports_trees,
-        "nodes": settings.max_nodes,
-        "texts": settings.max_texts,
-        "lease": settings.lease,
-        "passes": [[rows, seconds] for rows, seconds in sorted(costs.items())],
-    }
-
-
 def error_frame(error: Exception, number: int | None) -> bytes:
     """Return the reply for an error; texts of unexpected errors are not shown."""
     if isinstance(error, FrameError):
@@ -211,16 +190,37 @@ class VerifyService:
         session = Session(talk.key, model, self._clock() + self.settings.lease)
         self.sessions[session.token] = talk.session = session
         self.counts["hellos"] += 1
-        self._watch()
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._sweep_again())
         return {"t": "welcome", "v": VERSION, "s": session.token, **facts}
 
     async def _facts_of(self, model: ServedModel) -> dict[str, Any]:
-        """Return the part of a greeting that depends on the model alone; its rounds are observed from then on."""
+        """Return the part of a greeting that depends on the model alone.
+
+        The first call measures its passes; its rounds are observed from then on.
+        """
+        if model.name in self._facts:
+            return self._facts[model.name]
+        llm, target, settings = model.llm.llm, model.llm.llm.model, self.settings
+        if isinstance(target, EncoderDecoder):
+            raise ApiError(400, f"the model '{model.name}' has an encoder: drafts are verified for causal models")
+        costs = await model.llm.pass_costs(1 + settings.max_nodes)
+        facts = {
+            "model": model.name,
+            "vocab": target.vocab_size,
+            "context": min(target.max_length, llm.engine.longest),
+            "eos": list(llm.requests.eos_ids),
+            "tokenizer": await model.llm.prompts.with_tokenizer(tokenizer_fingerprint),
+            "exact": target.is_exact,
+            "trees": target.supports_trees,
+            "nodes": settings.max_nodes,
+            "texts": settings.max_texts,
+            "lease": settings.lease,
+            "passes": [[rows, seconds] for rows, seconds in sorted(costs.items())],
+        }
         if model.name not in self._facts:
-            facts = await model_facts(model, self.settings)
-            if model.name not in self._facts:
-                self._facts[model.name] = facts
-                self._stop_listening.append(model.llm.on_round(self._note_round))
+            self._facts[model.name] = facts
+            self._stop_listening.append(model.llm.on_round(self._note_round))
         return self._facts[model.name]
 
     def _note_round(self, record: RoundRecord) -> None:
@@ -251,10 +251,10 @@ class VerifyService:
         found = await asyncio.gather(
             *(text.verify(draft.tree) for text, draft in zip(texts, drafts, strict=True)), return_exceptions=True
         )
-        for one in found:
-            if isinstance(one, BaseException):
-                raise one
-        walks = [one for one in found if isinstance(one, WalkedText)]
+        for result in found:
+            if isinstance(result, BaseException):
+                raise result
+        walks = [result for result in found if isinstance(result, WalkedText)]
         passed = max(self._round_seconds.get(text.submission.request_id, 0.0) for text in texts)
         queue = max(0.0, self._clock() - start - passed)
         self.counts["rounds"] += len(walks)
@@ -262,11 +262,9 @@ class VerifyService:
         self.counts["accepted"] += sum(len(walk.path) for walk in walks)
         self._drop_done(session)
         times = [round(queue * 1e6), round(passed * 1e6)]
-        return {"t": "walk", "x": [pack_walk(walk) for walk in walks], "us": times, "n": self._allowance()}
-
-    def _allowance(self) -> int:
-        """Return the nodes that each text should have in its next draft, by the number of open texts."""
-        return max(1, min(self.settings.max_nodes, self.settings.max_rows // max(1, self.num_texts)))
+        # with many texts, each should have fewer nodes in its next draft
+        allowance = max(1, min(self.settings.max_nodes, self.settings.max_rows // max(1, self.num_texts)))
+        return {"t": "walk", "x": [pack_walk(walk) for walk in walks], "us": times, "n": allowance}
 
     def _checked(self, session: Session, draft: DraftedText) -> DraftedByClient:
         text: DraftedByClient = session.expected(DraftedByClient, draft.text)
@@ -283,7 +281,7 @@ class VerifyService:
         return {"t": "tokens", "x": tokens, "done": is_done}
 
     async def _close(self, session: Session, message: dict[str, Any]) -> dict[str, Any]:
-        await self._end([(session, number) for number in message["texts"]])
+        await self._end(session, message["texts"])
         await self.layers.end(session, message["texts"])
         return {"t": "closed"}
 
@@ -292,7 +290,7 @@ class VerifyService:
 
     async def _bye(self, session: Session, message: dict[str, Any]) -> dict[str, Any]:
         self.sessions.pop(session.token, None)
-        await self._end([(session, number) for number in list(session.texts)])
+        await self._end(session, list(session.texts))
         await self.layers.end(session)
         return {"t": "closed"}
 
@@ -307,8 +305,8 @@ class VerifyService:
         self._round_seconds.pop(name, None)
         self._server.meters[next(m.name for m in self._server.pool if m.llm is text.llm)].release(name)
 
-    async def _end(self, texts: Sequence[tuple[Session, int]]) -> None:
-        for session, number in texts:
+    async def _end(self, session: Session, numbers: Sequence[int]) -> None:
+        for number in numbers:
             text = session.texts.pop(number, None)
             if text is not None:
                 await text.close()
@@ -336,10 +334,6 @@ class VerifyService:
             self._forget(text)
         await session.close()
         await self.layers.end(session)
-
-    def _watch(self) -> None:
-        if self._watching is None:
-            self._watching = asyncio.create_task(self._sweep_again())
 
     async def _sweep_again(self) -> None:
         pause = WATCH_SHARE * min(self.settings.lease, self.settings.park)
