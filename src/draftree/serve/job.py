@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from draftree.async_llm import Submission
 from draftree.core.errors import InvalidRequestError, UnsatisfiableError
@@ -30,7 +29,7 @@ class ChoiceUpdate:
 
 
 class Job:
-    """Submissions of one request; leaving its context aborts what is unfinished. Read `updates` once, or `finish`."""
+    """Submissions of one request; `aclose` aborts what is unfinished. Read `updates` once, or `finish`."""
 
     def __init__(
         self,
@@ -149,11 +148,3 @@ class Job:
         """Abort what is unfinished; it leaves the engine within one round."""
         for submission in self.submissions:
             await submission.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()

@@ -128,29 +128,23 @@ class TagSplitter(Splitter):
 
     def push(self, text: str) -> list[Delta]:
         self._buffer += text
-        found: list[Delta] = []
-        if self._stage is Stage.BEFORE and not self._begin():
-            return found
+        deltas: list[Delta] = []
+        if self._stage is Stage.BEFORE:
+            start, opening = self._buffer.lstrip(SPACE), self._form.opening
+            if start.startswith(opening):
+                self._stage, self._buffer, self._skips_space = Stage.INSIDE, start.removeprefix(opening), True
+            elif opening.startswith(start):
+                return deltas
+            else:
+                self._stage = Stage.AFTER
         if self._skips_space:
             self._buffer = self._buffer.lstrip(SPACE)
         if self._stage is Stage.INSIDE:
-            found += self._reasoning()
+            deltas += self._reasoning()
         if self._stage is Stage.AFTER and self._buffer:
-            found.append(Delta("text", self._buffer))
+            deltas.append(Delta("text", self._buffer))
             self._buffer, self._skips_space = "", False
-        return found
-
-    def _begin(self) -> bool:
-        """Return whether it is certain how the text begins."""
-        start = self._buffer.lstrip(SPACE)
-        opening = self._form.opening
-        if start.startswith(opening):
-            self._stage, self._buffer, self._skips_space = Stage.INSIDE, start.removeprefix(opening), True
-            return True
-        if opening.startswith(start):
-            return False
-        self._stage = Stage.AFTER
-        return True
+        return deltas
 
     def _reasoning(self) -> list[Delta]:
         end = self._closing.search(self._buffer)

@@ -64,7 +64,8 @@ def speculation_json(stats: Sequence[CompletionStats]) -> dict[str, Any]:
     drafted = sum(each.draft_tokens for each in stats)
     accepted = sum(each.accepted_tokens for each in stats)
     depth = max((len(each.drafted_by_depth) for each in stats), default=0)
-    reached = [rounds] + [sum(_at(each.accepted_by_depth, level) for each in stats) for level in range(depth)] + [0]
+    by_depth = itertools.zip_longest(range(depth), *(each.accepted_by_depth[:depth] for each in stats), fillvalue=0)
+    reached = [rounds, *(sum(counts) for _, *counts in by_depth), 0]
     histogram = [more - less for more, less in itertools.pairwise(reached)]
     return {
         "mean_acceptance_length": 1 + accepted / rounds if rounds else 0.0,
@@ -77,21 +78,20 @@ def speculation_json(stats: Sequence[CompletionStats]) -> dict[str, Any]:
     }
 
 
-def _at(counts: Sequence[int], place: int) -> int:
-    return counts[place] if place < len(counts) else 0
-
-
 def round_json(index: int, record: SequenceRecord, texts: TokenTexts, *, draft: str) -> dict[str, Any]:
     """Return one round of a text: the scored tree, its accepted nodes, the bonus, and the target tokens.
 
     `target_tokens` has one token for each row: the root's first, then each node's.
     """
+
+    def shown(token: int) -> dict[str, Any]:
+        return {"id": token, "text": texts.text_of(token)}
+
     tree, accepted = record.tree, set(record.path)
     sources = tree.sources or ((draft,),) * len(tree)
     nodes = [
         {
-            "id": token,
-            "text": texts.text_of(token),
+            **shown(token),
             "parent": parent,
             "accepted": place in accepted,
             "sources": list(sources[place]),
@@ -102,13 +102,9 @@ def round_json(index: int, record: SequenceRecord, texts: TokenTexts, *, draft: 
         "index": index,
         "position": record.prefix_length,
         "nodes": nodes,
-        "bonus": None if record.bonus is None else _token(record.bonus, texts),
-        "target_tokens": [_token(token, texts) for token in record.picks],
+        "bonus": None if record.bonus is None else shown(record.bonus),
+        "target_tokens": [shown(token) for token in record.picks],
     }
-
-
-def _token(token: int, texts: TokenTexts) -> dict[str, Any]:
-    return {"id": token, "text": texts.text_of(token)}
 
 
 def closing_json(completions: Sequence[Completion]) -> dict[str, Any]:

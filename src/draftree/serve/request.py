@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -396,7 +396,7 @@ async def running_job(
         )
         if options.trace or options.logprobs is not None or options.prompt_logprobs is not None:
             await model.prepare_texts()
-        async with await Job.start(model, encoded, options, names=names) as job:
+        async with aclosing(await Job.start(model, encoded, options, names=names)) as job:
             job.reasoning = reasoning
             job.drops_text = drops_text
             try:

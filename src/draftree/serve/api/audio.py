@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from email.message import Message
+from email.parser import HeaderParser
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -15,12 +16,12 @@ from fastapi import APIRouter, Request, Response
 from pydantic import ConfigDict, Field
 from starlette.responses import PlainTextResponse
 
-from draftree.core.errors import ConfigurationError, InvalidRequestError
+from draftree.core.errors import ConfigurationError
 from draftree.models.source import FeatureSource
 from draftree.options import WholeStart
 from draftree.outputs import Completion
 from draftree.serve.audio import read_sound, segments_json, srt, vtt
-from draftree.serve.errors import JsonResponse, invalid, named_error
+from draftree.serve.errors import JsonResponse, invalid
 from draftree.serve.job import Job
 from draftree.serve.pool import ServedModel
 from draftree.serve.request import ERRORS, checked_options, model_of, running_job, server_of
@@ -32,17 +33,11 @@ from draftree.speech.windows import LongSpeech, Transcript
 MAX_FIELDS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class FormField:
-    """A field of a form; `filename` is None for a value."""
+def parse_form(content_type: str, body: bytes) -> list[tuple[str, bytes]]:
+    """Return names and contents of the fields of a form, whose whole body is in memory.
 
-    name: str
-    filename: str | None
-    data: bytes
-
-
-def parse_form(content_type: str, body: bytes) -> list[FormField]:
-    """Return the fields of a form, whose whole body is in memory: python-multipart would copy it to files."""
+    python-multipart would copy it to files.
+    """
     header = Message()
     header["Content-Type"] = content_type
     boundary = header.get_param("boundary")
@@ -54,22 +49,17 @@ def parse_form(content_type: str, body: bytes) -> list[FormField]:
         raise _malformed("the last boundary is missing")
     if len(parts) - 2 > MAX_FIELDS:
         raise _malformed(f"it has more than {MAX_FIELDS} fields")
-    return [_field(part) for part in parts[1:-1]]
-
-
-def _field(part: bytes) -> FormField:
-    head, blank, data = part.partition(b"\r\n\r\n")
-    if not blank:
-        raise _malformed("a field has no empty line after its headers")
-    headers = Message()
-    for line in head.split(b"\r\n"):
-        name, colon, value = line.decode("utf-8", "replace").partition(":")
-        if colon:
-            headers[name.strip()] = value.strip()
-    named = headers.get_param("name", header="Content-Disposition")
-    if headers.get_content_disposition() != "form-data" or not isinstance(named, str):
-        raise _malformed("a field has no name")
-    return FormField(named, headers.get_filename(), data)
+    fields = []
+    for part in parts[1:-1]:
+        head, blank, data = part.partition(b"\r\n\r\n")
+        if not blank:
+            raise _malformed("a field has no empty line after its headers")
+        headers = HeaderParser().parsestr(head.decode("utf-8", "replace").lstrip())
+        name = headers.get_param("name", header="Content-Disposition")
+        if headers.get_content_disposition() != "form-data" or not isinstance(name, str):
+            raise _malformed("a field has no name")
+        fields.append((name, data))
+    return fields
 
 
 def _malformed(reason: str) -> Exception:
@@ -126,30 +116,26 @@ class TranslationForm(AudioForm):
 Form = TypeVar("Form", bound=AudioForm)
 
 
-def read_form(kind: type[Form], fields: list[FormField]) -> tuple[Form, bytes]:
+async def _read_form(kind: type[Form], request: Request) -> tuple[Form, bytes]:
     values: dict[str, Any] = {}
     file: bytes | None = None
-    for field in fields:
-        if field.name == FILE:
-            if file is not None:
-                raise invalid("'file' is given twice: send one file", FILE)
-            file = field.data
-        elif field.name in LISTS:
-            values.setdefault(field.name, []).append(_text(field))
-        elif field.name in values:
-            raise invalid(f"'{field.name}' is given twice: send it once", field.name)
+    for name, data in parse_form(request.headers.get("content-type", ""), await request.body()):
+        if name not in LISTS and (name in values or (name == FILE and file is not None)):
+            raise invalid(f"'{name}' is given twice: send it once", name)
+        if name == FILE:
+            file = data
+            continue
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise invalid(f"'{name}' is not UTF-8 text", name) from error
+        if name in LISTS:
+            values.setdefault(name, []).append(text)
         else:
-            values[field.name] = _text(field)
+            values[name] = text
     if file is None:
         raise invalid("the field 'file' is missing: it is required", FILE, code="missing_required_parameter")
     return validated(kind, values), file
-
-
-def _text(field: FormField) -> str:
-    try:
-        return field.data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise invalid(f"'{field.name}' is not UTF-8 text", field.name) from error
 
 
 NAMES = {"audio": "file", "timestamps": "response_format"}
@@ -162,7 +148,7 @@ router = APIRouter(prefix="/v1/audio", tags=["audio"], responses=ERRORS)
 @router.post("/transcriptions", summary="Transcribe speech", openapi_extra=FORM)
 async def transcriptions(request: Request) -> Response:
     """Transcribe a sound file."""
-    form, file = read_form(TranscriptionForm, await _fields(request))
+    form, file = await _read_form(TranscriptionForm, request)
     if form.timestamp_granularities is not None:
         if form.response_format != "verbose_json":
             message = "'timestamp_granularities[]' needs response_format=verbose_json"
@@ -177,13 +163,9 @@ async def transcriptions(request: Request) -> Response:
 @router.post("/translations", summary="Translate speech into English", openapi_extra=FORM)
 async def translations(request: Request) -> Response:
     """Translate the speech of a sound file into English text."""
-    form, file = read_form(TranslationForm, await _fields(request))
+    form, file = await _read_form(TranslationForm, request)
     speech = Speech(None, "translate", form.has_timestamps, form.prompt)
     return await respond(request, _answer(form, file, speech, request))
-
-
-async def _fields(request: Request) -> list[Any]:
-    return parse_form(request.headers.get("content-type", ""), await request.body())
 
 
 @dataclass(slots=True)
@@ -206,11 +188,24 @@ async def _answer(form: AudioForm, file: bytes, speech: Speech, request: Request
     options = checked_options({**values, "logprobs": 0 if form.response_format == "verbose_json" else None}, NAMES)
     sound = _Sound()
 
-    async def encode(data: bytes, *, most: int | None = None) -> Any:
+    async def encode(data: bytes, *, most: int | None = None) -> FeatureSource:
         # after the request was admitted: both the features and the language take the machine
-        always = form.response_format == "verbose_json"
-        max_seconds = server_of(request).settings.max_audio_seconds
-        source, sound.start = await _read(model, data, speech, sound, always=always, max_seconds=max_seconds)
+        work = model.llm.llm.transcriber
+        try:
+            samples: np.ndarray = await asyncio.to_thread(
+                read_sound, data, work.sampling_rate, max_seconds=server_of(request).settings.max_audio_seconds
+            )
+            sound.seconds = len(samples) / work.sampling_rate
+            if work.is_long(samples):
+                windows = sound.windows = await model.llm.long_speech(samples, speech)
+                sound.detected = windows.detected
+                source, sound.start = await model.llm.prompts.with_tokenizer(lambda _: windows.window())
+                return source
+            always = form.response_format == "verbose_json"
+            source, sound.detected = await model.llm.detect_speech(samples, speech, always=always)
+            sound.start = await model.llm.prompts.with_tokenizer(lambda _: work.start(speech, sound.detected))
+        except ConfigurationError as error:
+            raise invalid(f"the model '{model.name}' cannot read sound files: {error}", "model") from error
         return source
 
     async with running_job(
@@ -232,28 +227,6 @@ async def _all_windows(model: ServedModel, job: Job, done: Completion, windows: 
         done = await job.further(source, replace(windows.params(job.options, start), decoder_prompt=start))
         await run(lambda _: windows.take(done))  # noqa: B023
     return windows.transcript()
-
-
-async def _read(
-    model: ServedModel, data: bytes, speech: Speech, sound: _Sound, *, always: bool, max_seconds: float
-) -> tuple[FeatureSource, WholeStart | None]:
-    """Return the source and the decoder's prompt of a file; notes what is known of it in `sound`."""
-    work = model.llm.llm.transcriber
-    try:
-        rate = work.sampling_rate
-        samples: np.ndarray = await asyncio.to_thread(read_sound, data, rate, max_seconds=max_seconds)
-        sound.seconds = len(samples) / rate
-        if work.is_long(samples):
-            windows = sound.windows = await model.llm.long_speech(samples, speech)
-            sound.detected = windows.detected
-            return await model.llm.prompts.with_tokenizer(lambda _: windows.window())
-        source, sound.detected = await model.llm.detect_speech(samples, speech, always=always)
-        start = await model.llm.prompts.with_tokenizer(lambda _: work.start(speech, sound.detected))
-    except ConfigurationError as error:
-        raise invalid(f"the model '{model.name}' cannot read sound files: {error}", "model") from error
-    except InvalidRequestError as error:
-        raise named_error(error, NAMES) from error
-    return source, start
 
 
 async def _rendered(
