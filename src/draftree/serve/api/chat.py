@@ -204,8 +204,9 @@ class ChatWriter:
         self._held: dict[int, Sequence[TokenLogprob]] = {}
         """Log-probabilities of tokens whose text is not certain yet."""
 
-    def whole(self, completions: list[Completion]) -> dict[str, Any]:
+    async def whole(self) -> dict[str, Any]:
         body, texts = self._body, self._job.served.texts
+        completions = await self._job.finish(self._report.add)
         answer = self._fields("chat.completion")
         answer["choices"] = [self._choice(index, done) for index, done in enumerate(completions)]
         answer |= closing_fields(self._job)
@@ -213,7 +214,7 @@ class ChatWriter:
             answer["prompt_logprobs"] = prompt_logprobs_json(completions[0].prompt_logprobs or (), texts)
         if body.return_token_ids:
             answer["prompt_token_ids"] = list(self._job.submissions[0].prompt_ids)
-        return answer
+        return answer | self._report.fields(completions)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         encoder = ChunkEncoder(self._fields("chat.completion.chunk"))
@@ -345,9 +346,7 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
 
 async def _object(body: ChatBody, request: Request) -> Response:
     async with running_chat(body, request) as chat:
-        report = Report(chat.job, body)
-        completions = await chat.job.finish(report.add)
-        return JsonResponse(ChatWriter(chat, body).whole(completions) | report.fields(completions))
+        return JsonResponse(await ChatWriter(chat, body).whole())
 
 
 async def _events(body: ChatBody, request: Request) -> AsyncGenerator[bytes, None]:

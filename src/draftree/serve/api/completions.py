@@ -12,7 +12,6 @@ from fastapi import APIRouter, Request, Response
 from draftree.core.errors import InvalidRequestError
 from draftree.engine.sequence import TokenLogprob
 from draftree.options import RequestOptions
-from draftree.outputs import Completion
 from draftree.sampling.params import SamplingParams
 from draftree.serve.api.beams import completion_request, searched
 from draftree.serve.errors import NO_NAMES, JsonResponse, invalid, named_error
@@ -39,15 +38,16 @@ class CompletionWriter:
         self._begun: set[int] = set()
         self._num_sent = 0
 
-    def whole(self, completions: list[Completion]) -> dict[str, Any]:
-        choices = []
+    async def whole(self) -> dict[str, Any]:
+        completions, choices = await self._job.finish(self._report.add), []
         for index, done in enumerate(completions):
             choice = self._choice(index, done.text, done.token_ids, done.logprobs or (), is_first=True, is_last=True)
             if self._body.prompt_logprobs is not None:
                 entries = done.prompt_logprobs or ()
                 choice["prompt_logprobs"] = prompt_logprobs_json(entries, self._job.served.texts)
             choices.append(choice)
-        return {**self._fields, "choices": choices, **closing_fields(self._job)}
+        report = self._report.fields(completions)
+        return {**self._fields, "choices": choices, **closing_fields(self._job), **report}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         encoder = ChunkEncoder(self._fields)
@@ -132,14 +132,12 @@ async def completions(body: CompletionBody, request: Request) -> Response:
 
 
 async def _object(body: CompletionBody, request: Request) -> Response:
-    async with _writing(body, request) as (job, writer):
-        report = Report(job, body)
-        done = await job.finish(report.add)
-        return JsonResponse(writer.whole(done) | report.fields(done))
+    async with _writing(body, request) as writer:
+        return JsonResponse(await writer.whole())
 
 
 async def _events(body: CompletionBody, request: Request) -> AsyncGenerator[bytes, None]:
-    async with _writing(body, request) as (_, writer):
+    async with _writing(body, request) as writer:
         yield b""
         async for data in writer.events():
             yield data
@@ -203,13 +201,13 @@ def _filling(
 
 
 @asynccontextmanager
-async def _writing(body: CompletionBody, request: Request) -> AsyncIterator[tuple[Job, CompletionWriter]]:
+async def _writing(body: CompletionBody, request: Request) -> AsyncIterator[CompletionWriter]:
     async with running_completion(body, request) as (job, head):
         echoed = list[str]()
         if body.echo:
             for prompt, submission in zip(_prompts(body), job.submissions, strict=True):
                 echoed.append(await _text_of(job.served, job.options, prompt, submission.prompt_ids))
-        yield job, CompletionWriter(job, body, head, echoed)
+        yield CompletionWriter(job, body, head, echoed)
 
 
 async def _beams(body: CompletionBody, request: Request) -> Response:

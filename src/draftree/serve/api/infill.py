@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any, ClassVar
 
 from fastapi import APIRouter, Request, Response
@@ -10,8 +11,8 @@ from pydantic import Field
 
 from draftree.serve.api.completions import running_completion
 from draftree.serve.errors import JsonResponse
-from draftree.serve.job import ChoiceUpdate, Job
-from draftree.serve.render import usage_json
+from draftree.serve.job import Job
+from draftree.serve.render import Head, usage_json
 from draftree.serve.request import ERRORS, GENERATED
 from draftree.serve.schema import SHARED, Body, CompletionBody, Effect, Items, SamplingFields, ignored, validated
 from draftree.serve.streams import EventStream, event, respond
@@ -58,26 +59,29 @@ async def infill(body: InfillBody, request: Request) -> Response:
     return await respond(request, _object(body, request))
 
 
+def _running(body: InfillBody, request: Request) -> AbstractAsyncContextManager[tuple[Job, Head]]:
+    fields = {name: getattr(body, name) for name in ("model", "stream", "draft", *SamplingFields.model_fields)}
+    fields |= {"prompt": body.input_prefix + (body.prompt or ""), "suffix": body.input_suffix}
+    fields["max_tokens"] = -1 if body.n_predict is None else body.n_predict
+    files = [SourceFile(file.filename, file.text) for file in body.input_extra or ()]
+    return running_completion(validated(CompletionBody, fields), request, names=NAMES, files=files)
+
+
 async def _object(body: InfillBody, request: Request) -> Response:
-    async with running_completion(_completion(body), request, names=NAMES, files=_files(body)) as (job, _):
+    async with _running(body, request) as (job, _):
         (done,) = await job.finish()
         last = next(sequence for submission in job.submissions for sequence in submission.sequences)
         return JsonResponse({**_end(job, str(last.finish_reason), last.stop_reason), "content": done.text})
 
 
 async def _events(body: InfillBody, request: Request) -> AsyncGenerator[bytes, None]:
-    async with running_completion(_completion(body), request, names=NAMES, files=_files(body)) as (job, _):
+    async with _running(body, request) as (job, _):
         yield b""
-        async for found in job.updates():
-            yield event(_chunk(job, found))
-
-
-def _chunk(job: Job, found: ChoiceUpdate) -> dict[str, Any]:
-    update = found.update
-    chunk = {"index": 0, "content": found.text, "stop": False}
-    if not update.is_last:
-        return chunk
-    return {**chunk, **_end(job, str(update.sequence.finish_reason), update.sequence.stop_reason)}
+        async for choice in job.updates():
+            end, sequence = {"stop": False}, choice.update.sequence
+            if choice.update.is_last:
+                end = _end(job, str(sequence.finish_reason), sequence.stop_reason)
+            yield event({"index": 0, "content": choice.text, **end})
 
 
 def _end(job: Job, reason: str, stop_reason: str | int | None) -> dict[str, Any]:
@@ -93,13 +97,3 @@ def _end(job: Job, reason: str, stop_reason: str | int | None) -> dict[str, Any]
         "tokens_evaluated": usage["prompt_tokens"],
         "tokens_cached": usage["prompt_tokens_details"]["cached_tokens"],
     }
-
-
-def _completion(body: InfillBody) -> CompletionBody:
-    fields = {name: getattr(body, name) for name in ("model", "stream", "draft", *SamplingFields.model_fields)}
-    fields |= {"prompt": body.input_prefix + (body.prompt or ""), "suffix": body.input_suffix}
-    return validated(CompletionBody, {**fields, "max_tokens": -1 if body.n_predict is None else body.n_predict})
-
-
-def _files(body: InfillBody) -> list[SourceFile]:
-    return [SourceFile(file.filename, file.text) for file in body.input_extra or ()]

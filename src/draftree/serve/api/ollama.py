@@ -292,7 +292,7 @@ Content = Callable[[str, str, list[dict[str, Any]]], dict[str, Any]]
 
 
 def _message(text: str, thinking: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
-    more = {**({"thinking": thinking} if thinking else {}), **({"tool_calls": calls} if calls else {})}
+    more = ({"thinking": thinking} if thinking else {}) | ({"tool_calls": calls} if calls else {})
     return {"message": {"role": "assistant", "content": text, **more}}
 
 
@@ -321,19 +321,20 @@ async def _lines(parts: AsyncGenerator[AnswerUpdate, None], content: Content) ->
             end = len(pending) if part.update.is_last or not begun else begun[-1]
             calls, pending = _calls(pending[:end]), pending[end:]
             if text or thinking or calls or part.update.is_last:
-                yield _encoded({**_head(part), **content(text, thinking, calls), **_end(part)})
+                yield _encoded({**_facts(part), **content(text, thinking, calls)})
 
 
 async def _object(parts: AsyncGenerator[AnswerUpdate, None], content: Content) -> Response:
     deltas = list[Delta]()
     logprobs = list[Any]()
+    facts = dict[str, Any]()
     async with aclosing(parts):
         async for part in parts:
             deltas += part.deltas
-            logprobs += _logprobs(part).get("logprobs", [])
-            last = part
-    answer = content(joined(deltas, "text"), joined(deltas, "reasoning"), _calls(deltas))
-    return JsonResponse({**_head(last), **answer, **_end(last)} | ({"logprobs": logprobs} if logprobs else {}))
+            facts = _facts(part)
+            logprobs += facts.pop("logprobs", [])
+    answer = facts | content(joined(deltas, "text"), joined(deltas, "reasoning"), _calls(deltas))
+    return JsonResponse(answer | ({"logprobs": logprobs} if logprobs else {}))
 
 
 def _calls(deltas: Iterable[Delta]) -> list[dict[str, Any]]:
@@ -341,23 +342,18 @@ def _calls(deltas: Iterable[Delta]) -> list[dict[str, Any]]:
     return [{"function": {"name": call.name, "arguments": call_arguments(call.text)}} for call in calls]
 
 
-def _head(part: AnswerUpdate) -> dict[str, Any]:
-    return {"model": part.job.served.name, "created_at": _time(time.time()), "done": part.update.is_last}
-
-
-def _logprobs(part: AnswerUpdate) -> dict[str, Any]:
-    if part.job.options.logprobs is None:
-        return {}
-    return {"logprobs": chat_logprobs(part.update.logprobs, part.job.served.texts)}
-
-
-def _end(part: AnswerUpdate) -> dict[str, Any]:
-    if not part.update.is_last:
-        return _logprobs(part)
-    usage, (stats, *_) = usage_json(part.job), part.job.stats()
+def _facts(part: AnswerUpdate) -> dict[str, Any]:
+    """Return what a line says besides its content."""
+    job, update = part.job, part.update
+    facts = {"model": job.served.name, "created_at": _time(time.time()), "done": update.is_last}
+    if job.options.logprobs is not None:
+        facts["logprobs"] = chat_logprobs(update.logprobs, job.served.texts)
+    if not update.is_last:
+        return facts
+    usage, (stats, *_) = usage_json(job), job.stats()
     return {
-        **_logprobs(part),
-        "done_reason": str(part.update.sequence.finish_reason),
+        **facts,
+        "done_reason": str(update.sequence.finish_reason),
         "total_duration": _nanoseconds(stats.seconds),
         "load_duration": 0,
         "prompt_eval_count": usage["prompt_tokens"],
@@ -420,12 +416,13 @@ def _details(model: ServedModel) -> dict[str, Any]:
 
 
 def _capabilities(model: ServedModel) -> list[str]:
-    found = ["completion"]
-    tokenizer = model.tokenizer
+    tokenizer, template = model.tokenizer, model.chat_template
     if tokenizer is None:
-        return found
-    if tokenizer.template_uses_tools and family_of(model.chat_template) is not None:
-        found.append("tools")
-    if reasoning_format(model.chat_template) is not None:
-        found.append("thinking")
-    return [*found, "insert"] if can_fill(tokenizer) else found
+        return ["completion"]
+    capabilities = {
+        "completion": True,
+        "tools": tokenizer.template_uses_tools and family_of(template) is not None,
+        "thinking": reasoning_format(template) is not None,
+        "insert": can_fill(tokenizer),
+    }
+    return [name for name, is_there in capabilities.items() if is_there]
