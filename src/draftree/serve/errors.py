@@ -203,7 +203,18 @@ UNION_MEMBERS = frozenset({"str", "int", "float", "bool", "dict", "list", "const
 
 def add_handlers(app: FastAPI) -> None:
     async def answer(request: Request, error: Exception) -> Response:
-        known = _http_error(request, error) if isinstance(error, HTTPException) else api_error(error)
+        if not isinstance(error, HTTPException):
+            known = api_error(error)
+        elif error.status_code == 404:
+            text = f"there is nothing at {request.url.path}: the API is described at /openapi.json"
+            known = ApiError(404, text, code="not_found")
+        elif error.status_code == 405:
+            text = f"{request.method} is not allowed at {request.url.path}"
+            known = ApiError(405, text, code="method_not_allowed", headers=error.headers)
+        elif error.status_code == 400:
+            known = invalid("the body cannot be read: send one JSON object in UTF-8", None, code="invalid_json")
+        else:
+            known = ApiError(error.status_code, str(error.detail), headers=error.headers)
         record_of(request.scope).error = known.code or known.type
         return known.response()
 
@@ -234,16 +245,3 @@ class UnexpectedErrors:
             response = api_error(error).response()
             if not has_started:
                 await response(scope, receive, send)
-
-
-def _http_error(request: Request, error: HTTPException) -> ApiError:
-    if error.status_code == 404:
-        return ApiError(
-            404, f"there is nothing at {request.url.path}: the API is described at /openapi.json", code="not_found"
-        )
-    if error.status_code == 405:
-        message = f"{request.method} is not allowed at {request.url.path}"
-        return ApiError(405, message, code="method_not_allowed", headers=error.headers)
-    if error.status_code == 400:
-        return invalid("the body cannot be read: send one JSON object in UTF-8", None, code="invalid_json")
-    return ApiError(error.status_code, str(error.detail), headers=error.headers)

@@ -139,7 +139,9 @@ class Gate:
         longest = max(self._queues, key=lambda other: len(self._queues[other]), default=key)
         held = len(self._queues.get(longest, ()))
         if held <= own + 1:
-            raise self._full()
+            text = f"{self.num_waiting} requests are waiting, as many as the queue holds"
+            text += ": retry after the time in Retry-After"
+            raise ApiError(503, text, code="queue_full", headers=self._retry_after())
         _refuse(self._queues[longest].pop(), self._too_many(longest, held))
 
     def _admit(self) -> None:
@@ -162,7 +164,7 @@ class Gate:
             if not queue:
                 del self._queues[ticket.key]
             self._admit()  # it may have kept the turn for more places than are free
-        elif _was_admitted(ticket):
+        elif (turn := ticket.turn) and turn.done() and not turn.cancelled() and turn.exception() is None:
             self._leave(ticket)
 
     def _leave(self, ticket: Ticket) -> None:
@@ -185,21 +187,8 @@ class Gate:
             headers=self._retry_after(),
         )
 
-    def _full(self) -> ApiError:
-        return ApiError(
-            503,
-            f"{self.num_waiting} requests are waiting, as many as the queue holds: retry after the time in Retry-After",
-            code="queue_full",
-            headers=self._retry_after(),
-        )
-
     def _retry_after(self) -> dict[str, str]:
         return {"Retry-After": str(self.retry_seconds())}
-
-
-def _was_admitted(ticket: Ticket) -> bool:
-    turn = ticket.turn
-    return turn is not None and turn.done() and not turn.cancelled() and turn.exception() is None
 
 
 def _refuse(ticket: Ticket, error: ApiError) -> None:

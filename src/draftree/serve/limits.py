@@ -15,14 +15,6 @@ CLOSE = {"Connection": "close"}
 """Header after which the rest of a request is not read."""
 
 
-class TooLargeError(Exception):
-    """A body is larger than allowed."""
-
-    def __init__(self, *, has_more: bool) -> None:
-        super().__init__()
-        self.has_more = has_more
-
-
 class BodyLimit:
     """Reads bodies before the application: 413 for large ones, with or without Content-Length, 408 for slow ones."""
 
@@ -35,47 +27,37 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        headers = dict(scope["headers"])
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self._max_bytes:
+            # a client with this header waits before it sends the body
+            await self._refuse_large(scope, receive, send, has_more=b"expect" not in headers)
+            return
+        parts: list[bytes] = []
+        message: Message = {"more_body": True}
+        size = 0
         try:
-            self._require_length(scope)
             async with asyncio.timeout(self._timeout):
-                body = await self._read(receive)
+                while message.get("more_body", False) and size <= self._max_bytes:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
         except TimeoutError:
             text = f"the body did not arrive within {self._timeout:g} s: send it at once"
             error = ApiError(408, text, code="body_timeout", headers=CLOSE)
             await refuse(scope, receive, send, error=error)
             return
-        except TooLargeError as error:
-            await self._refuse_large(scope, receive, send, has_more=error.has_more)
+        if size > self._max_bytes:
+            await self._refuse_large(scope, receive, send, has_more=message.get("more_body", False))
             return
-        if body is None:
-            return  # the client left
-        messages = [{"type": "http.request", "body": body, "more_body": False}]
+        messages = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
 
         async def replay() -> Message:
             return messages.pop() if messages else await receive()
 
         await self._app(scope, replay, send)
-
-    def _require_length(self, scope: Scope) -> None:
-        headers = dict(scope["headers"])
-        given = headers.get(b"content-length", b"0")
-        if given.isdigit() and int(given) > self._max_bytes:
-            raise TooLargeError(has_more=b"expect" not in headers)  # such a client waits before it sends the body
-
-    async def _read(self, receive: Receive) -> bytes | None:
-        parts: list[bytes] = []
-        size = 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            part = message.get("body", b"")
-            size += len(part)
-            if size > self._max_bytes:
-                raise TooLargeError(has_more=message.get("more_body", False))
-            parts.append(part)
-            if not message.get("more_body", False):
-                return b"".join(parts)
 
     async def _refuse_large(self, scope: Scope, receive: Receive, send: Send, *, has_more: bool) -> None:
         """Send 413, and drop what the client still sends: closing with unread data would reset the connection, and the
@@ -127,15 +109,10 @@ class TimeLimit:
                 await refuse(scope, receive, send, error=error)
             else:
                 record_of(scope).error = error.code
-                await send({"type": "http.response.body", "body": last_event(started, error)})
-
-
-def last_event(start: Message, error: ApiError) -> bytes:
-    """Return an error for a response that has begun: an event of an event stream, else nothing."""
-    types = [value for name, value in start.get("headers", ()) if name == b"content-type"]
-    if not types or not types[0].startswith(b"text/event-stream"):
-        return b""
-    return b"data: " + encode_json(error.body()).encode("ascii") + b"\n\n"
+                types = [value for name, value in started.get("headers", ()) if name == b"content-type"]
+                is_stream = bool(types) and types[0].startswith(b"text/event-stream")
+                body = b"data: " + encode_json(error.body()).encode("ascii") + b"\n\n" if is_stream else b""
+                await send({"type": "http.response.body", "body": body})
 
 
 async def refuse(scope: Any, receive: Receive, send: Send, *, error: ApiError) -> None:

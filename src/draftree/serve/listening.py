@@ -137,20 +137,17 @@ class ConnectionLimits:
 
     @classmethod
     def of_process(cls) -> ConnectionLimits:
-        free = _num_free_descriptors()
+        try:
+            import resource  # which Windows lacks
+        except ImportError:
+            free = 8 * BACKLOG
+        else:
+            soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            soft = MANY if soft == resource.RLIM_INFINITY else min(soft, MANY)
+            free = soft // 2
+            with contextlib.suppress(OSError):
+                free = max(0, soft - len(os.listdir("/dev/fd")))
         return cls(most=max(1, free * 5 // 8), at_once=max(1, min(BACKLOG, free // 8)))
-
-
-def _num_free_descriptors() -> int:
-    try:
-        import resource  # which Windows lacks
-    except ImportError:
-        return 8 * BACKLOG
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    soft = MANY if soft == resource.RLIM_INFINITY else min(soft, MANY)
-    with contextlib.suppress(OSError):
-        return max(0, soft - len(os.listdir("/dev/fd")))
-    return soft // 2
 
 
 class FullNotice:

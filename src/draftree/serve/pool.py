@@ -134,7 +134,10 @@ PREDICTION_DRAFTS = ("prediction", "prediction,width=1")
 
 def load_models(settings: ServerSettings) -> list[ServedModel]:
     """Load all models of the settings: first the weights of all, then the memory that is left is divided."""
-    loaded = [_weights(settings, choice) for choice in settings.models]
+    loaded = [load_divided(settings.options_of(choice)) for choice in settings.models]
+    for choice, model in zip(settings.models, loaded, strict=True):
+        if model.kernels_note is not None:
+            logger.warning("'%s': %s", choice.name, model.kernels_note)
     shares = _shares(settings.memory, loaded)
     return [
         _served(settings, choice, model, memory=share)
@@ -149,11 +152,6 @@ def start_other_ranks(settings: ServerSettings, *, threads: int | None) -> list[
     return start_ranks(replace(settings.options_of(settings.models[0]), threads=threads))
 
 
-def split_memory(total: int, weights: Sequence[int]) -> list[int]:
-    """Divide memory in proportion to positive weights, such as bytes of a full context."""
-    return [total * weight // sum(weights) for weight in weights]
-
-
 def _shares(total: int | None, loaded: Sequence[LoadedModel]) -> list[int | None]:
     """Return the memory for the sequences of each model; None for a single model that takes its usual share."""
     if total is None:
@@ -162,14 +160,7 @@ def _shares(total: int | None, loaded: Sequence[LoadedModel]) -> list[int | None
             return [None] * len(loaded)
         total = int(SHARE * free)
     needs = [max(1, each.model.footprint.token * each.model.max_length) for each in loaded]
-    return list(split_memory(total, needs))
-
-
-def _weights(settings: ServerSettings, choice: ModelChoice) -> LoadedModel:
-    loaded = load_divided(settings.options_of(choice))
-    if loaded.kernels_note is not None:
-        logger.warning("'%s': %s", choice.name, loaded.kernels_note)
-    return loaded
+    return [total * need // sum(needs) for need in needs]
 
 
 def _served(settings: ServerSettings, choice: ModelChoice, loaded: LoadedModel, *, memory: int | None) -> ServedModel:

@@ -61,6 +61,7 @@ class Telemetry:
         if record.model is None:
             return
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         # records have times of a clock without a date
         offset = self._wall() - int(self._clock() * NANOSECONDS)
@@ -68,9 +69,10 @@ class Telemetry:
         def at(seconds: float) -> int:
             return offset + int(seconds * NANOSECONDS)
 
+        carrier = {} if record.traceparent is None else {"traceparent": record.traceparent}
         span = self._tracer.start_span(
             f"{record.method} {record.endpoint or record.path}",
-            context=_parent(record.traceparent),
+            context=TraceContextTextMapPropagator().extract(carrier),
             kind=SpanKind.SERVER,
             attributes=dict(_attributes(record)),
             start_time=at(record.start),
@@ -92,12 +94,6 @@ def _missing(package: str) -> ConfigurationError:
         f"OpenTelemetry spans need the Python package '{package}', which is not installed: "
         "run pip install 'draftree[telemetry]'"
     )
-
-
-def _parent(traceparent: str | None) -> Any:
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-    return TraceContextTextMapPropagator().extract({} if traceparent is None else {"traceparent": traceparent})
 
 
 def _phases(record: RequestRecord) -> Iterator[tuple[str, float, float]]:

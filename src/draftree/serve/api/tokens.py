@@ -14,6 +14,7 @@ from draftree.serve.request import ERRORS, model_of, server_of
 from draftree.serve.schema import ChatBody, DetokenizeBody, TokenizeBody, note, validated
 from draftree.text.tokenizer import Tokenizer
 
+CHAT_FIELDS = ("add_generation_prompt", "chat_template_kwargs", "continue_final_message", "tools")
 router = APIRouter(tags=["tokens"], responses=ERRORS)
 
 
@@ -21,7 +22,21 @@ router = APIRouter(tags=["tokens"], responses=ERRORS)
 async def tokenize(body: TokenizeBody, request: Request) -> Response:
     """Return the token ids that a completion of this prompt, or an answer to these messages, would start from."""
     model = _model(body.model, request)
-    tokens = await (_chat_ids(body, model, request) if body.prompt is None else _text_ids(body, body.prompt, model))
+    tokens: Sequence[int]
+    if body.prompt is None:
+        if not model.supports_chat:
+            raise invalid(f"the model '{model.name}' has no chat template: use 'prompt'", "messages")
+        fields = {name: getattr(body, name) for name in ("messages", *CHAT_FIELDS)}
+        tokens = await encoded_chat(validated(ChatBody, {"model": model.name, **fields}), request)
+        if body.add_special_tokens:
+            tokens = [*_tokenizer(model).start_ids, *tokens]
+    else:
+        _tokenizer(model)
+        for name in CHAT_FIELDS:
+            if getattr(body, name) is not None:
+                note(name, "is ignored: it belongs to 'messages'")
+        special = body.add_special_tokens is not False
+        tokens = await model.llm.prompts.encode_text(body.prompt, add_special_tokens=special)
     names = _tokenizer(model).vocabulary() if body.return_token_strs else []
     found = {
         "count": len(tokens),
@@ -58,20 +73,3 @@ def _tokenizer(model: ServedModel) -> Tokenizer:
     if tokenizer is None:
         raise invalid(f"the model '{model.name}' has no tokenizer: it takes token ids only", "model")
     return tokenizer
-
-
-async def _text_ids(body: TokenizeBody, prompt: str, model: ServedModel) -> list[int]:
-    _tokenizer(model)
-    for name in ("add_generation_prompt", "chat_template_kwargs", "continue_final_message", "tools"):
-        if getattr(body, name) is not None:
-            note(name, "is ignored: it belongs to 'messages'")
-    return await model.llm.prompts.encode_text(prompt, add_special_tokens=body.add_special_tokens is not False)
-
-
-async def _chat_ids(body: TokenizeBody, model: ServedModel, request: Request) -> Sequence[int]:
-    if not model.supports_chat:
-        raise invalid(f"the model '{model.name}' has no chat template: use 'prompt'", "messages")
-    same = ("messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
-    chat = validated(ChatBody, {"model": model.name, **{name: getattr(body, name) for name in same}})
-    ids = await encoded_chat(chat, request)
-    return [*_tokenizer(model).start_ids, *ids] if body.add_special_tokens else ids

@@ -8,8 +8,8 @@ import logging
 import re
 import secrets
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, final
 
@@ -480,8 +480,12 @@ class Proxy:
         delivery = Delivery(send, endpoint)
         merges = scope["method"] == "GET" and scope["path"] in (METRICS, STATUS)
         work = self._answer_of_all if merges else self._answer
-        with suppress(ClientGoneError):
-            await unless_gone(receive, _guarded(work(request, delivery), delivery))
+        try:
+            await unless_gone(receive, work(request, delivery))
+        except ClientGoneError:
+            return
+        except Exception as error:  # its text is only logged
+            await delivery.fail(api_error(error))
 
     async def _answer(self, request: HttpRequest, delivery: Delivery) -> None:
         """Deliver the answer of the first replica that completes it."""
@@ -575,11 +579,3 @@ def prepared(scope: Scope, body: bytes) -> tuple[HttpRequest, Endpoint]:
         headers.append((b"content-length", str(len(seeded_body)).encode()))
         request = replace(request, scope=plain | {"headers": headers}, body=seeded_body.encode())
     return replace(request, blocks=prefix_blocks(fields)), endpoint
-
-
-async def _guarded(work: Coroutine[Any, Any, None], delivery: Delivery) -> None:
-    """Await the work; the client gets a general error for an unexpected exception, whose text is only logged."""
-    try:
-        await work
-    except Exception as error:
-        await delivery.fail(api_error(error))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,7 @@ from draftree.serve.request import ERRORS, model_of, require_choices, server_of,
 from draftree.serve.server import Server
 from draftree.serve.verify import MAX_FRAME_BYTES, VerifySettings
 from draftree.serve.verify.layers import LayerService
-from draftree.serve.verify.sessions import DraftedByClient, OpenText, Session, Talk, WrittenAlone, require_room
+from draftree.serve.verify.sessions import DraftedByClient, OpenText, Session, Talk, WrittenAlone
 from draftree.text.tokenizer import Tokenizer
 
 DRAFT_LABEL = "remote"
@@ -186,7 +187,11 @@ class VerifyService:
         model = self._server.pool.get(message["model"], talk.key)
         facts = await self._facts_of(model)
         # after the last wait: others may have begun sessions in the meantime
-        require_room(self.sessions.values(), talk.key, self.settings, key_share=self._server.settings.key_share)
+        count = sum(session.key.name == talk.key.name for session in self.sessions.values())
+        most = max(1, math.ceil(self.settings.max_sessions * self._server.settings.key_share))
+        if len(self.sessions) >= self.settings.max_sessions or count >= most:
+            text = f"{len(self.sessions)} sessions are open, {count} with this API key: retry later"
+            raise ApiError(429, text, code="sessions_full", headers={"Retry-After": "2"})
         session = Session(talk.key, model, self._clock() + self.settings.lease)
         self.sessions[session.token] = talk.session = session
         self.counts["hellos"] += 1

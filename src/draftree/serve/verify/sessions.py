@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, final
 
 from draftree.async_llm import AsyncLLM, Submission
 from draftree.core.errors import EngineClosedError, GenerationError
 from draftree.core.tree import TokenTree, depths, is_chain
-from draftree.core.types import SequenceRecord
 from draftree.engine.sequence import FinishReason, WritingSequence
 from draftree.remote.address import FrameError
 from draftree.remote.protocol import DraftedText, WalkedText
 from draftree.remote.target import crc_of
-from draftree.serve.errors import ApiError
 from draftree.serve.pool import ServedModel
 from draftree.serve.records import ApiKey
-from draftree.serve.verify import VerifySettings
 from draftree.serve.verify.layer_passes import LayerTexts
 
 
@@ -90,18 +86,14 @@ class DraftedByClient(OpenText):
 
     async def verify(self, tree: TokenTree) -> WalkedText:
         await self.llm.give(self.submission, tree)
-        record = await self._round()
-        if record is None or record.bonus is None:
-            self.raise_failure()
-            raise GenerationError("the round gave no verdict")
-        return WalkedText(self.number, tuple(record.path), record.bonus, self.is_done)
-
-    async def _round(self) -> SequenceRecord | None:
-        """Return the record of the next round; None if the text ended without one."""
         async for update in self.submission:
             if update.rounds:
-                return update.rounds[-1]
-        return None
+                record = update.rounds[-1]
+                if record.bonus is None:
+                    break
+                return WalkedText(self.number, tuple(record.path), record.bonus, self.is_done)
+        self.raise_failure()
+        raise GenerationError("the round gave no verdict")
 
     async def park(self) -> None:
         """Free the slot until the next draft."""
@@ -150,8 +142,6 @@ class WrittenAlone(OpenText):
         await self.submission.aclose()
         self._collecting.cancel()
 
-
-FULL_RETRY_MS = 2000
 
 TOKEN_BYTES = 18
 
@@ -219,14 +209,3 @@ class Talk:
     key: ApiKey
     session: Session | None = None
     num_bad: int = 0
-
-
-def require_room(sessions: Collection[Session], key: ApiKey, settings: VerifySettings, *, key_share: float) -> None:
-    own = sum(session.key.name == key.name for session in sessions)
-    if len(sessions) >= settings.max_sessions or own >= max(1, math.ceil(settings.max_sessions * key_share)):
-        raise ApiError(
-            429,
-            f"{len(sessions)} sessions are open, {own} with this API key: retry later",
-            code="sessions_full",
-            headers={"Retry-After": str(FULL_RETRY_MS // 1000)},
-        )
