@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from draftree.core.errors import ConfigurationError
+from draftree.core.host import parse_bytes
 from draftree.serve.ray.options import ReplicaOptions, from_environment
-from draftree.serve.settings import ModelChoice, ServerSettings, choose_models, read_bytes
+from draftree.serve.settings import ModelChoice, ServerSettings, choose_models
 
 
 def settings(**options: Any) -> ServerSettings:
@@ -113,13 +114,13 @@ def test_only_addresses_of_this_machine_are_loopback(options: dict[str, Any], is
     ("text", "count"), [("1024", 1024), ("8MiB", 8 << 20), ("1.5 GB", 1_500_000_000), ("2gib", 2 << 30)]
 )
 def test_sizes_have_units(text: str, count: int) -> None:
-    assert read_bytes(text) == count
+    assert parse_bytes(text) == count
 
 
 @pytest.mark.parametrize("text", ["", "-1", "8 apples", "MiB", "1e3"])
 def test_malformed_sizes_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a number of bytes"):
-        read_bytes(text)
+        parse_bytes(text)
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,12 @@ from draftree.cli.layout import argument, option
 from draftree.cli.options import complete_draft, complete_model, import_engine, option_of, require_new, takes
 from draftree.cli.render import resolve_with_bar, say
 from draftree.core.errors import ConfigurationError, require_extra
+from draftree.core.host import parse_bytes
 from draftree.loading.resolve import require_sound
 from draftree.options import EXECUTION, SPECULATION
 from draftree.parallel.entry import leave_to_rank_zero
 from draftree.remote.address import PREFIX
-from draftree.serve.settings import BYTES_WORD, MODEL_OPTIONS, ServerSettings, choose_models, read_bytes
+from draftree.serve.settings import BYTES_WORD, MODEL_OPTIONS, ServerSettings, choose_models
 
 if TYPE_CHECKING:
     from draftree.serve.access import KeyRing
@@ -51,7 +52,7 @@ def flag_for(field: dataclasses.Field[Any], hint: Any) -> Flag:
         return flag(
             str | None,
             None if size is None else f"{size >> 20}MiB",
-            lambda size: None if size is None else read_bytes(size),
+            lambda size: None if size is None else parse_bytes(size),
         )
     if typing.get_origin(hint) is tuple:
         text = text.rstrip(".") + "; repeatable."

@@ -410,21 +410,29 @@ def spare_collection() -> None:
     gc.freeze()
 
 
-BYTE_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
-SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)", re.ASCII)
+BYTE_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+BYTE_UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", re.ASCII)
+
+
+def parse_bytes(text: str) -> int:
+    """Return a number of bytes such as "8MiB", "500 MB" or "1048576"."""
+    size = SIZE.fullmatch(text)
+    if size is None or size[2].upper() not in BYTE_UNITS:
+        raise ValueError(f"'{text}' is not a number of bytes: write for example 8MiB, 4GiB or 1000000")
+    return int(float(size[1]) * BYTE_UNITS[size[2].upper()])
 
 
 def parse_size(text: str | int) -> int:
+    """Return the bytes of `offload`, such as "8GB", "1.5GiB" or 600000000; a text needs a unit."""
     if isinstance(text, int) and not isinstance(text, bool) and text > 0:
         return text
-    found = SIZE.fullmatch(text.strip()) if isinstance(text, str) else None
-    unit = None if found is None else BYTE_UNITS.get(found[2].upper())
-    size = 0 if found is None or unit is None else int(float(found[1]) * unit)
-    if size <= 0:
-        raise ConfigurationError(
-            f"offload is {text!r}: give the memory for weights, a number with KB, MB, GB, KiB, MiB or GiB, such as 8GB"
-        )
-    return size
+    with suppress(ValueError):
+        if isinstance(text, str) and text.strip()[-1:].isalpha() and (size := parse_bytes(text)) > 0:
+            return size
+    raise ConfigurationError(
+        f"offload is {text!r}: give the memory for weights, a number with KB, MB, GB, KiB, MiB or GiB, such as 8GB"
+    )
 
 
 Clock = Callable[[], float]  # seconds since a fixed moment; monotonic

@@ -46,16 +46,14 @@ class KeyRing:
         cls, path: str | None, models: Sequence[ModelChoice], *, variables: Mapping[str, str] = os.environ
     ) -> KeyRing:
         """Read the keys of a file, None for none, and of the environment; lists of models may have aliases."""
-        lines = [] if path is None else [(f"{path}, line {n}", line) for n, line in enumerate(_lines(path), 1)]
-        if path is not None and not any(_is_content(line) for _, line in lines):
+        lines = _content(() if path is None else _lines(path), f"{path}, line")
+        if path is not None and not lines:
             raise ConfigurationError(f"the file of API keys '{path}' has no key: write one per line")
-        parts = variables.get(VARIABLE, "").replace(";", "\n").splitlines()
-        lines += [(f"{VARIABLE}, entry {n}", part) for n, part in enumerate(parts, 1)]
+        lines += _content(variables.get(VARIABLE, "").replace(";", "\n").splitlines(), f"{VARIABLE}, entry")
         names = {name: choice.name for choice in models for name in choice.names}
         keys: dict[str, ApiKey] = {}
         for place, line in lines:
-            if _is_content(line):
-                _add(keys, line.split(), place=place, names=names)
+            _add(keys, line.split(), place=place, names=names)
         return cls(keys)
 
     def __bool__(self) -> bool:
@@ -98,8 +96,9 @@ def _lines(path: str) -> Sequence[str]:
         raise ConfigurationError(f"the file of API keys '{path}' cannot be read: {reason}") from error
 
 
-def _is_content(line: str) -> bool:
-    return bool(line.strip()) and not line.lstrip().startswith("#")
+def _content(lines: Sequence[str], place: str) -> list[tuple[str, str]]:
+    """Return the lines that are neither empty nor comments, with their places."""
+    return [(f"{place} {n}", line) for n, line in enumerate(lines, 1) if line.strip() and line.lstrip()[0] != "#"]
 
 
 def _add(keys: dict[str, ApiKey], parts: list[str], *, place: str, names: Mapping[str, str]) -> None:
@@ -114,15 +113,11 @@ def _add(keys: dict[str, ApiKey], parts: list[str], *, place: str, names: Mappin
         raise ConfigurationError(f"{place}: the same key is also that of '{keys[parts[0]].name}': make a new one")
     if name in {key.name for key in keys.values()}:
         raise ConfigurationError(f"{place}: the name '{name}' is used twice: give each key its own")
-    keys[parts[0]] = ApiKey(name, _models(parts[1], place, names) if len(parts) > 1 else None)
-
-
-def _models(text: str, place: str, names: Mapping[str, str]) -> frozenset[str]:
-    given = text.split(",")
-    unknown = next((model for model in given if model not in names), None)
+    models = parts[1].split(",") if len(parts) > 1 else []
+    unknown = next((model for model in models if model not in names), None)
     if unknown is not None:
         raise ConfigurationError(f"{place}: there is no model '{unknown}': {suggestion(unknown, names)}")
-    return frozenset(names[model] for model in given)
+    keys[parts[0]] = ApiKey(name, frozenset(names[model] for model in models) if models else None)
 
 
 PUBLIC_PATHS = frozenset({"/", "/health", "/ready", "/version"})

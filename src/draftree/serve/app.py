@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -34,8 +35,6 @@ ROUTERS = tuple(
     module.router
     for module in (chat, completions, embeddings, infill, responses, anthropic, ollama, audio, tokens, status)
 )
-
-BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 
 class GuardedApp(FastAPI):
@@ -82,6 +81,11 @@ def _describe_truly(app: FastAPI) -> None:
     """
     describe = app.openapi
 
+    def whole(node: dict[str, Any]) -> dict[str, Any]:
+        if node.get("type") == "integer":
+            return {key: int(value) if isinstance(value, float) else value for key, value in node.items()}
+        return node
+
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             found = describe()
@@ -90,19 +94,7 @@ def _describe_truly(app: FastAPI) -> None:
                     operation["responses"].pop("422", None)
             for name in ("HTTPValidationError", "ValidationError"):
                 found.get("components", {}).get("schemas", {}).pop(name, None)
-            app.openapi_schema = _with_whole_bounds(found)
+            app.openapi_schema = json.loads(json.dumps(found), object_hook=whole)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
-
-
-def _with_whole_bounds(node: Any) -> Any:
-    if isinstance(node, list):
-        return [_with_whole_bounds(item) for item in node]
-    if not isinstance(node, dict):
-        return node
-    is_integer = node.get("type") == "integer"
-    return {
-        key: int(value) if is_integer and key in BOUNDS and isinstance(value, float) else _with_whole_bounds(value)
-        for key, value in node.items()
-    }

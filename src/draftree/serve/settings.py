@@ -104,7 +104,6 @@ def _drafts(choice: ModelChoice, shared: Sequence[str], own: dict[str, list[str]
     return () if found == [NO_DRAFT] else tuple(found)
 
 
-BYTE_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 MEBIBYTE = 2**20
 BYTES_WORD = "BYTES"
 ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-\[\]:]+", re.ASCII)
@@ -311,14 +310,6 @@ class ServerSettings:
                 f"learn is '{self.options.learn}', but no model has a drafter that learns: use drafter 'suffix' with "
                 "memory or a head that drafts level by level, or leave it out"
             )
-
-
-def read_bytes(text: str) -> int:
-    """Read a number of bytes: "8MiB", "500 MB", "1048576"."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    if found is None or found[2].upper() not in BYTE_UNITS:
-        raise ValueError(f"'{text}' is not a number of bytes: write for example 8MiB, 4GiB or 1000000")
-    return int(float(found[1]) * BYTE_UNITS[found[2].upper()])
 
 
 def _require_number(field: dataclasses.Field[Any], value: object) -> None:

@@ -126,8 +126,13 @@ class LineStream(EventStream):
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
     """Await work, and cancel it if the client leaves."""
+
+    async def left() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
     working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_left(receive))
+    leaving = asyncio.ensure_future(left())
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -137,11 +142,6 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Re
         working.cancel()
         leaving.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def respond(request: Request, work: Coroutine[Any, Any, Response]) -> Response:

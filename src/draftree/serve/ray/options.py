@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from typing import Any, get_args, get_type_hints
 
 from draftree.core.errors import ConfigurationError, suggestion
-from draftree.core.host import usable_cores
+from draftree.core.host import parse_bytes, usable_cores
 from draftree.drafters.learning.store import parse_learning
 from draftree.options import ModelOptions
 from draftree.serve.ray.routing import RoutingPolicy
-from draftree.serve.settings import MODEL_OPTIONS, ServerSettings, choose_models, read_bytes
+from draftree.serve.settings import MODEL_OPTIONS, ServerSettings, choose_models
 
 PREFIX = "DRAFTREE_SERVE_"
 MODELS, DRAFTS = f"{PREFIX}MODELS", f"{PREFIX}DRAFTS"
@@ -167,7 +167,7 @@ def _value(text: str, name: str, kind: Any) -> Any:
         if target is bool:
             return FLAGS[text.strip().lower()]
         if target in (int, float):
-            return read_bytes(text) if name in BYTES else target(text)
+            return parse_bytes(text) if name in BYTES else target(text)
     except (KeyError, ValueError) as error:
         wanted = {bool: "flag: 1 or 0", int: "whole number", float: "number"}[target]
         reason = f"{PREFIX}{name.upper()} is '{text}': it must be a {wanted}"

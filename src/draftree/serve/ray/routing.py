@@ -218,45 +218,28 @@ async def call_app(app: App, request: HttpRequest, *, replica: str) -> AsyncGene
         elif message["type"] == "http.response.body" and message.get("body"):
             parts.put_nowait(bytes(message["body"]))
 
-    task = asyncio.create_task(_run(app, dict(request.scope), receive, send, parts))
+    async def run() -> None:
+        try:
+            await app(dict(request.scope), receive, send)
+        finally:
+            parts.put_nowait(None)
+
+    task = asyncio.create_task(run())
     try:
         while (part := await parts.get()) is not None:
             if isinstance(part, AnswerStart):
                 yield part
                 continue
-            chunks, is_last = _drained(part, parts)
-            yield chunks
-            if is_last:
+            # the chunks that wait are sent as one
+            waiting = [part, *(parts.get_nowait() for _ in range(parts.qsize()))]
+            yield b"".join(chunk for chunk in waiting if isinstance(chunk, bytes))
+            if waiting[-1] is None:
                 break
         await task
     finally:
         left.set()
-        await _end(task)
-
-
-async def _run(app: App, scope: Scope, receive: Receive, send: Send, parts: asyncio.Queue[Part | None]) -> None:
-    try:
-        await app(scope, receive, send)
-    finally:
-        parts.put_nowait(None)
-
-
-def _drained(first: bytes, parts: asyncio.Queue[Part | None]) -> tuple[bytes, bool]:
-    """Return the chunks that wait as one, and whether the answer ends with them."""
-    chunks = [first]
-    while not parts.empty():
-        part = parts.get_nowait()
-        if part is None:
-            return b"".join(chunks), True
-        assert isinstance(part, bytes), "the start comes before all chunks"
-        chunks.append(part)
-    return b"".join(chunks), False
-
-
-async def _end(task: asyncio.Task[None]) -> None:
-    if not task.done():
-        await asyncio.wait([task], timeout=CANCELLING_SECONDS)
-    if not task.done():
+        if not task.done():
+            await asyncio.wait([task], timeout=CANCELLING_SECONDS)
         task.cancel()
-    with suppress(asyncio.CancelledError, Exception):
-        await task
+        with suppress(asyncio.CancelledError, Exception):
+            await task
