@@ -123,38 +123,24 @@ class ReplicaOptions:
 
 def from_environment(variables: Mapping[str, str]) -> tuple[ServerSettings, ReplicaOptions]:
     given = {name: value for name, value in variables.items() if name.startswith(PREFIX)}
-    known = [
-        MODELS,
-        DRAFTS,
-        *(_variable(f) for kind in (ServerSettings, ModelOptions, ReplicaOptions) for f in _readable(kind)),
-    ]
-    for name in given:
-        if name not in known:
-            raise ConfigurationError(f"the variable {name} is unknown: {suggestion(name, known)}")
+    readable = {
+        ServerSettings: [f for f in dataclasses.fields(ServerSettings) if f.name not in ("models", "options")],
+        ModelOptions: MODEL_OPTIONS,
+        ReplicaOptions: [f for f in dataclasses.fields(ReplicaOptions) if f.name != "routing"],
+    }
+    fields = {PREFIX + f.name.upper(): (kind, f.name) for kind, options in readable.items() for f in options}
+    values: dict[type, dict[str, Any]] = {kind: {} for kind in readable}
+    for name, text in given.items():
+        if name in fields:
+            kind, field_name = fields[name]
+            values[kind][field_name] = _value(text, field_name, get_type_hints(kind)[field_name])
+        elif name not in (MODELS, DRAFTS):
+            raise ConfigurationError(f"the variable {name} is unknown: {suggestion(name, [MODELS, DRAFTS, *fields])}")
     if MODELS not in given:
         raise ConfigurationError(f"there is no model to serve: set {MODELS}, for example to smollm2-135m-instruct")
     models = choose_models(given[MODELS].split(), given.get(DRAFTS, "").split())
-    values = _values(ServerSettings, given) | _values(ModelOptions, given)
-    return ServerSettings.of(models, **values), ReplicaOptions(**_values(ReplicaOptions, given))
-
-
-def _readable(kind: type) -> list[dataclasses.Field[Any]]:
-    if kind is ModelOptions:
-        return list(MODEL_OPTIONS)
-    return [f for f in dataclasses.fields(kind) if f.name not in ("models", "options", "routing")]
-
-
-def _variable(option: dataclasses.Field[Any]) -> str:
-    return PREFIX + option.name.upper()
-
-
-def _values(kind: type, given: Mapping[str, str]) -> dict[str, Any]:
-    types_of = get_type_hints(kind)
-    return {
-        option.name: _value(given[name], option.name, types_of[option.name])
-        for option in _readable(kind)
-        if (name := _variable(option)) in given
-    }
+    settings = ServerSettings.of(models, **values[ServerSettings], **values[ModelOptions])
+    return settings, ReplicaOptions(**values[ReplicaOptions])
 
 
 def _value(text: str, name: str, kind: Any) -> Any:

@@ -52,26 +52,24 @@ def functions_of(tools: object) -> tuple[Function, ...]:
     return found
 
 
-def _function(tool: object, place: str) -> Function:
-    if not isinstance(tool, Mapping) or tool.get("type") != "function":
-        raise invalid(f'\'{place}\' must have the form {{"type": "function", "function": {{…}}}}', place)
+def _function(tool: Any, place: str) -> Function:
+    def require(is_right: bool, path: str, reason: str) -> None:
+        if not is_right:
+            raise invalid(f"'{path}' {reason}", path)
+
+    is_function = isinstance(tool, Mapping) and tool.get("type") == "function"
+    require(is_function, place, 'must have the form {"type": "function", "function": {…}}')
     inner, place = tool.get("function"), f"{place}.function"
-    if not isinstance(inner, Mapping):
-        raise invalid(f"'{place}' must be an object with a name", place)
+    require(isinstance(inner, Mapping), place, "must be an object with a name")
     for key in set(inner).difference(KEYS):
         close = difflib.get_close_matches(key, KEYS, n=1, cutoff=LIKENESS)
-        if close:
-            raise invalid(f"'{place}.{key}' is unknown: did you mean '{close[0]}'?", f"{place}.{key}")
-    name = inner.get("name")
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        reason = "must have 1 to 64 letters, digits, dots, dashes and underscores"
-        raise invalid(f"'{place}.name' {reason}", f"{place}.name")
-    if not isinstance(inner.get("description"), str | None):
-        raise invalid(f"'{place}.description' must be text", f"{place}.description")
-    if not isinstance(inner.get("strict"), bool | None):
-        raise invalid(f"'{place}.strict' must be true or false", f"{place}.strict")
-    schema = _schema(inner.get("parameters"), f"{place}.parameters")
-    return Function(name, schema, bool(inner.get("strict")), tool)
+        require(not close, f"{place}.{key}", f"is unknown: did you mean '{next(iter(close), '')}'?")
+    name, strict = inner.get("name"), inner.get("strict")
+    is_name = isinstance(name, str) and NAME.fullmatch(name) is not None
+    require(is_name, f"{place}.name", "must have 1 to 64 letters, digits, dots, dashes and underscores")
+    require(isinstance(inner.get("description"), str | None), f"{place}.description", "must be text")
+    require(isinstance(strict, bool | None), f"{place}.strict", "must be true or false")
+    return Function(name, _schema(inner.get("parameters"), f"{place}.parameters"), bool(strict), tool)
 
 
 def _schema(given: object, place: str) -> Mapping[str, Any]:
@@ -84,10 +82,6 @@ def _schema(given: object, place: str) -> Mapping[str, Any]:
     except ValueError as error:
         raise invalid(f"'{place}' is not a JSON schema: {error}", place) from error
     return found
-
-
-def is_forced(choice: object) -> bool:
-    return choice == "required" or isinstance(choice, Mapping)
 
 
 def required_name(choice: object, functions: tuple[Function, ...]) -> str | None:
@@ -301,27 +295,25 @@ def call_grammar(
         )
         for number, function in functions.items()
     }
+    prefix = None
     if not family.opening:
         root = _message(rules, arguments, answer, is_forced=is_forced, specials=specials)
-        return CallGrammar(_text_of(rules, root), HARMONY.thoughts(specials), unenforced)
-    marker = specials.get(family.opening[0], family.opening[0])
-    call = rules.add(*(_call(family, name, part) for name, part in arguments.items()))
-    arguments_mark = f"({terminal(specials.get('[ARGS]', '[ARGS]'))})?"
-    named = rules.add(*([literal(name), arguments_mark, part] for name, part in arguments.items()))
-    if is_forced:
-        root = rules.add(_forced(family, rules, call, is_parallel=is_parallel))
-    elif answer is None:
-        root = rules.add(*_free(family, rules, call, named, marker=marker, is_parallel=is_parallel))
+        prefix = HARMONY.thoughts(specials)
     else:
-        text = SchemaCompiler(rules).add(answer)
-        root = rules.add([text], *_marked(family, rules, call, named, marker=marker, is_parallel=is_parallel))
-    return CallGrammar(_text_of(rules, root), None, unenforced)
-
-
-def _text_of(rules: Rules, root: Ref) -> str:
+        marker = specials.get(family.opening[0], family.opening[0])
+        call = rules.add(*(_call(family, name, part) for name, part in arguments.items()))
+        arguments_mark = f"({terminal(specials.get('[ARGS]', '[ARGS]'))})?"
+        named = rules.add(*([literal(name), arguments_mark, part] for name, part in arguments.items()))
+        if is_forced:
+            root = rules.add(_forced(family, rules, call, is_parallel=is_parallel))
+        elif answer is None:
+            root = rules.add(*_free(family, rules, call, named, marker=marker, is_parallel=is_parallel))
+        else:
+            text = SchemaCompiler(rules).add(answer)
+            root = rules.add([text], *_marked(family, rules, call, named, marker=marker, is_parallel=is_parallel))
     ebnf = rules.text(root)
     assert ebnf is not None, "each function has arguments"
-    return ebnf
+    return CallGrammar(ebnf, prefix, unenforced)
 
 
 def _message(

@@ -23,7 +23,6 @@ from draftree.serve.tools.families import (
     call_grammar,
     family_of,
     functions_of,
-    is_forced,
     required_name,
     without_tools,
 )
@@ -67,7 +66,7 @@ class ToolPlan:
             return cls()
         family = _family(tokenizer)
         assert tokenizer is not None
-        forced = is_forced(tool_choice)
+        forced = tool_choice == "required" or isinstance(tool_choice, dict)
         grammar = None
         if forced or answer is not None or any(function.is_strict for function in functions):
             chosen = {place: function for place, function in enumerate(functions) if name in (None, function.name)}
