@@ -23,6 +23,7 @@ from draftree.async_llm import AsyncLLM
 from draftree.core.host import Clock
 from draftree.core.types import RoundRecord, SequenceRecord
 from draftree.serve.gate import Gate
+from draftree.serve.pool import ModelPool
 from draftree.serve.records import RequestRecord
 from draftree.version import __version__
 
@@ -202,13 +203,14 @@ class Metrics:
 
     def __init__(
         self,
-        models: Callable[[], Iterable[ModelSource]],
+        pool: ModelPool,
+        meters: Mapping[str, ModelMeter],
         requests: RequestMeter,
         *,
         gate: Gate,
         is_ready: Callable[[], bool],
     ) -> None:
-        self._models = models
+        self._pool, self._meters = pool, meters
         self._requests = requests
         self._gate = gate
         self._is_ready = is_ready
@@ -221,7 +223,7 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics; called by the registry."""
-        models = tuple(self._models())
+        models = tuple(ModelSource(model.name, model.llm, self._meters[model.name]) for model in self._pool)
         yield from self._server_metrics()
         yield from _model_metrics(models)
         yield from _speculation_metrics(models)

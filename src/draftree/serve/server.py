@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, final
 
@@ -19,7 +19,7 @@ from draftree.serve.access import Authentication, HostCheck, KeyRing, SecurityHe
 from draftree.serve.errors import encode_json
 from draftree.serve.gate import Gate
 from draftree.serve.limits import BodyLimit, TimeLimit
-from draftree.serve.metrics import Metrics, ModelMeter, ModelSource, RequestMeter
+from draftree.serve.metrics import Metrics, ModelMeter, RequestMeter
 from draftree.serve.pool import ModelPool, ServedModel
 from draftree.serve.records import ApiKey, RequestLog, RequestRecord, log_request, record_of
 from draftree.serve.rounds import RoundFeed, ServerTraces
@@ -99,7 +99,7 @@ class Server:
         self.rounds = RoundFeed(max_readers=settings.max_round_readers)
         self.requests = RequestMeter()
         self.meters: dict[str, ModelMeter] = {}
-        self.metrics = Metrics(self._sources, self.requests, gate=self.gate, is_ready=lambda: self.is_ready)
+        self.metrics = Metrics(pool, self.meters, self.requests, gate=self.gate, is_ready=lambda: self.is_ready)
         self.verify: DeviceSessions | None = None
         self._is_closed = False
         self._stop_listening: list[Callable[[], None]] = []
@@ -198,10 +198,6 @@ class Server:
             for listener in (meter.on_round, self.rounds.listener(model.name), recorder):
                 if listener is not None:
                     self._stop_listening.append(model.llm.on_round(listener))
-
-    def _sources(self) -> Iterator[ModelSource]:
-        for model in self.pool:
-            yield ModelSource(model.name, model.llm, self.meters[model.name])
 
 
 def guarded(app: ASGIApp, server: Server) -> ASGIApp:

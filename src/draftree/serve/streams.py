@@ -80,27 +80,20 @@ class EventStream(Response):
         pinging = asyncio.create_task(self._ping(send))
         try:
             async with contextlib.aclosing(self._events):
-                while (data := await self._next(scope)) is not None:
-                    if isinstance(data, ApiError):
-                        async with self._sending:
-                            if not self._is_begun:
-                                await data.response()(scope, receive, send)
-                                return
-                        data = self._on_error(data)
+                async for data in self._events:
                     await self._push(send, data)
-        finally:
-            pinging.cancel()
-        await send({"type": "http.response.body", "body": self._done})
-
-    async def _next(self, scope: Scope) -> bytes | ApiError | None:
-        """Return the next event, or the error that ended the stream; None at the end."""
-        try:
-            return await anext(self._events, None)
         except Exception as error:
             known = api_error(error)
             record_of(scope).error = known.code or known.type
             known.shape = self._shape or known.shape
-            return known
+            async with self._sending:
+                if not self._is_begun:
+                    await known.response()(scope, receive, send)
+                    return
+            await self._push(send, self._on_error(known))
+        finally:
+            pinging.cancel()
+        await send({"type": "http.response.body", "body": self._done})
 
     async def _ping(self, send: Send) -> None:
         while True:

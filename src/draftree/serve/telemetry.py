@@ -33,13 +33,9 @@ class Telemetry:
         clock: Clock = SYSTEM_CLOCK,
         wall: Callable[[], int] = time.time_ns,
     ) -> None:
-        require_extra("telemetry", "OpenTelemetry spans need", error=ConfigurationError)
-        try:
-            from opentelemetry.sdk.resources import Resource
-            from opentelemetry.sdk.trace import TracerProvider
-            from opentelemetry.sdk.trace.export import BatchSpanProcessor
-        except ImportError as error:
-            raise _missing("opentelemetry-sdk") from error
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
         self._clock, self._wall = clock, wall
         named = {"service.name": os.environ.get("OTEL_SERVICE_NAME", "draftree"), "service.version": __version__}
@@ -53,7 +49,10 @@ class Telemetry:
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         except ImportError as error:
-            raise _missing("opentelemetry-exporter-otlp-proto-http") from error
+            raise ConfigurationError(
+                "OpenTelemetry spans need the Python package 'opentelemetry-exporter-otlp-proto-http', which is not "
+                "installed: run pip install 'draftree[telemetry]'"
+            ) from error
         return cls(OTLPSpanExporter(endpoint=endpoint))
 
     def send(self, record: RequestRecord) -> None:
@@ -87,13 +86,6 @@ class Telemetry:
 
     def close(self) -> None:
         self._provider.shutdown()
-
-
-def _missing(package: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"OpenTelemetry spans need the Python package '{package}', which is not installed: "
-        "run pip install 'draftree[telemetry]'"
-    )
 
 
 def _phases(record: RequestRecord) -> Iterator[tuple[str, float, float]]:

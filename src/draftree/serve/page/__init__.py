@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +36,7 @@ class PageFile:
     media_type: str
     etag: str
 
-    def response(self, request: Request) -> Response:
+    async def response(self, request: Request) -> Response:
         """Return the file, or 304 without content if the client has this version."""
         headers = HEADERS | {"etag": self.etag}
         if self.etag in request.headers.get("if-none-match", ""):
@@ -46,23 +45,16 @@ class PageFile:
 
 
 def read_files(folder: Path = FOLDER) -> dict[str, PageFile]:
-    return {path.name: _read(path) for path in sorted(folder.iterdir()) if path.suffix in MEDIA_TYPES}
+    paths = [path for path in sorted(folder.iterdir()) if path.suffix in MEDIA_TYPES]
+    contents = {path.name: (path.read_bytes(), MEDIA_TYPES[path.suffix]) for path in paths}
+    return {
+        name: PageFile(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:20]}"')
+        for name, (content, media_type) in contents.items()
+    }
 
 
 def mount(app: FastAPI) -> None:
     """Add `GET /` and `GET /page/NAME` to the application. Only files present now are served."""
     for name, file in read_files().items():
         path = "/" if name == "index.html" else f"/page/{name}"
-        app.add_route(path, _endpoint(file), methods=["GET"], include_in_schema=False)
-
-
-def _read(path: Path) -> PageFile:
-    content = path.read_bytes()
-    return PageFile(content, MEDIA_TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:20]}"')
-
-
-def _endpoint(file: PageFile) -> Callable[[Request], Awaitable[Response]]:
-    async def endpoint(request: Request) -> Response:
-        return file.response(request)
-
-    return endpoint
+        app.add_route(path, file.response, methods=["GET"], include_in_schema=False)
