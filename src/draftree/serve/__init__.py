@@ -4,9 +4,10 @@ FastAPI, uvicorn, pydantic and prometheus-client are imported here only, and onl
 imports this package.
 
 A request passes the middleware of `server.guarded` (log and request id, headers, keys, size and time of the body, time
-of the whole request), becomes a body of `schema` and, by `params`, `RequestOptions`. `api.common.running_job` waits at
+of the whole request), becomes a body of `schema` and, by `request`, `RequestOptions`. `request.running_job` waits at
 the `Gate`, encodes the prompts and submits one `Submission` for each; a `Job` merges their updates in order of arrival.
 Each module of `api` has the body, the endpoint and the JSON of one API; `streams.EventStream` sends the events.
+Conversations of other protocols become a `ChatBody`, and the deltas of `api.chat.Chat` their events.
 `errors` turns every exception into a response; texts of unexpected ones go to the log, since they may hold paths.
 
 Invariants:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import statistics
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -126,7 +127,7 @@ class WavFile:
 
     @classmethod
     def read(cls, data: bytes) -> WavFile:
-        form: tuple[int, int, int, int] | None = None
+        form: bytes | None = None
         (riff_size,) = struct.unpack_from("<I", data, 4)
         place = 12
         while place + 8 <= len(data):
@@ -139,13 +140,17 @@ class WavFile:
                 end = len(data) if size in UNKNOWN_SIZES and not is_empty else min(place + size, len(data))
                 return cls._of(form, memoryview(data)[place:end])
             if name == b"fmt ":
-                form = _format(data[place : place + size])
+                form = data[place : place + size]
             place += size + size % 2
         raise WavFormatError("is a damaged WAV file (no samples)")
 
     @classmethod
-    def _of(cls, form: tuple[int, int, int, int], samples: memoryview) -> WavFile:
-        tag, channels, rate, bits = form
+    def _of(cls, form: bytes, samples: memoryview) -> WavFile:
+        if len(form) < 16:
+            raise WavFormatError("is a damaged WAV file (a short format)")
+        tag, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", form)
+        if tag == EXTENSIBLE and len(form) >= 26:
+            (tag,) = struct.unpack_from("<H", form, 24)  # the first bytes of the identifier of the format
         if tag not in WIDTHS:
             raise WavFormatError(f"is a WAV file of the format {tag:#06x}", is_damaged=False)
         width = bits // 8
@@ -179,16 +184,6 @@ class WavFile:
             padded[:, 1:] = np.frombuffer(raw, np.uint8).reshape(-1, 3)
             return padded.view("<i4")[:, 0].astype(np.float32) / 2**31
         return np.frombuffer(raw, f"<i{self.width}").astype(np.float32) / 2 ** (8 * self.width - 1)
-
-
-def _format(chunk: bytes) -> tuple[int, int, int, int]:
-    """Return format, channels, rate and bits per sample of a format chunk."""
-    if len(chunk) < 16:
-        raise WavFormatError("is a damaged WAV file (a short format)")
-    tag, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", chunk)
-    if tag == EXTENSIBLE and len(chunk) >= 26:
-        (tag,) = struct.unpack_from("<H", chunk, 24)  # the first bytes of the identifier of the format
-    return tag, channels, rate, bits
 
 
 MIN_RATE, MAX_RATE = 1000, 768_000
@@ -289,6 +284,7 @@ def _time(seconds: float, point: str) -> str:
 def segments_json(
     segments: Sequence[Segment], done: Completion | Transcript, *, temperature: float, no_speech: float | None
 ) -> list[dict[str, Any]]:
+    logprobs = [entry.logprob for entry in done.logprobs or ()]
     return [
         {
             "id": number,
@@ -298,13 +294,9 @@ def segments_json(
             "text": one.text,
             "tokens": list(done.token_ids[one.first : one.last]),
             "temperature": temperature,
-            "avg_logprob": _mean([entry.logprob for entry in (done.logprobs or ())[one.first : one.last]]),
+            "avg_logprob": statistics.fmean(values) if (values := logprobs[one.first : one.last]) else None,
             "compression_ratio": len(raw) / len(zlib.compress(raw)) if (raw := one.text.encode()) else 1.0,
             "no_speech_prob": no_speech,
         }
         for number, one in enumerate(segments)
     ]
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None

@@ -9,7 +9,7 @@ an error. A refused field would change the response: only values that ask for no
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
@@ -45,9 +45,6 @@ class Effect:
     reason: str
     neutral: tuple[Any, ...]
     is_ignored: bool
-
-    def asks_for_nothing(self, value: object) -> bool:
-        return value is None or any(value == one for one in self.neutral)
 
 
 def ignored(reason: str, *neutral: Any) -> Effect:
@@ -289,7 +286,7 @@ class Body(BaseModel):
         for name, value in data.items():
             effect = cls.elsewhere.get(name)
             if effect is not None:
-                if effect.asks_for_nothing(value):
+                if value is None or value in effect.neutral:
                     continue
                 if not effect.is_ignored:
                     raise _refusal("unsupported_parameter", name, f"is not supported: {effect.reason}")
@@ -303,7 +300,10 @@ class Body(BaseModel):
     @classmethod
     def _take_unknown(cls, name: str, value: Any, kept: dict[str, Any]) -> None:
         """Process a field that no server has."""
-        raise _refusal("unknown_parameter", name[:MAX_NAME_CHARS], f"is unknown: {_hint(name, cls._names())}")
+        name = name[:MAX_NAME_CHARS]
+        close = difflib.get_close_matches(name, cls._names(), n=1, cutoff=0.6)
+        reason = f"is unknown: did you mean '{close[0]}'?" if close else "is unknown: remove it"
+        raise _refusal("unknown_parameter", name, reason)
 
     @classmethod
     @cache
@@ -320,11 +320,6 @@ def validated(kind: type[AnyBody], values: Mapping[str, Any]) -> AnyBody:
     except ValidationError as error:
         wrong = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
         raise RequestValidationError(wrong) from error
-
-
-def _hint(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name[:MAX_NAME_CHARS], known, n=1, cutoff=0.6)
-    return f"did you mean '{close[0]}'?" if close else "remove it"
 
 
 def _refusal(kind: str, field: str, reason: str) -> PydanticCustomError:

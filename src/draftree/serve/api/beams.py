@@ -71,17 +71,6 @@ NAMES = tuple(
 )
 
 
-def _require_known(name: str) -> None:
-    if name in NAMES or name in TEXTS:
-        return
-    path = f"{FIELD}.{name}"
-    if name in ELSEWHERE:
-        raise invalid(f"'{path}' is a field of the body: set {ELSEWHERE[name]}", path)
-    if name in OF_THE_LIBRARY:
-        raise invalid(f"'{path}' is a parameter of the library only: leave it out", path, code="unsupported_parameter")
-    raise invalid(f"'{path}' is unknown: {suggestion(name, [*NAMES, *TEXTS])}", path, code="unknown_parameter")
-
-
 def _texts(name: str, value: object, most: int) -> list[str]:
     path = f"{FIELD}.{name}"
     if not isinstance(value, list) or not value or not all(isinstance(text, str) and text for text in value):
@@ -253,7 +242,15 @@ def _options(body: BeamBody) -> tuple[dict[str, Any], Sequence[str], Sequence[st
     """
     given = {name: value for name, value in (body.beam_options or {}).items() if value is not None}
     for name in given:
-        _require_known(name)
+        path = f"{FIELD}.{name}"
+        if name in ELSEWHERE:
+            raise invalid(f"'{path}' is a field of the body: set {ELSEWHERE[name]}", path)
+        if name in OF_THE_LIBRARY:
+            message = f"'{path}' is a parameter of the library only: leave it out"
+            raise invalid(message, path, code="unsupported_parameter")
+        if name not in NAMES and name not in TEXTS:
+            hint = suggestion(name, [*NAMES, *TEXTS])
+            raise invalid(f"'{path}' is unknown: {hint}", path, code="unknown_parameter")
     phrases, allowed = (_texts(name, given.pop(name), most) if name in given else () for name, most in TEXTS.items())
     words, path = given.get("force_words_ids"), f"{FIELD}.force_words_ids"
     if phrases and words is not None:

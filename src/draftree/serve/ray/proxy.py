@@ -310,11 +310,17 @@ class Delivery:
         self._waiting += chunk
         if not self._separator:
             return
+        assert self._start is not None, "events follow the start"
         *events, self._waiting = self._waiting.split(self._separator)
         forwarded: list[bytes] = []
         try:
-            for event in events:
-                if (kept := self._kept(event.decode())) is not None:
+            for event in map(bytes.decode, events):
+                kept: str | None = event
+                if self._endpoint.is_generating:
+                    if _is_ending(event):
+                        raise ReplicaLostError("the replica ends", self._start.replica)
+                    kept = self._record.push(event)
+                if kept is not None:
                     forwarded.append(kept.encode() + self._separator)
         finally:
             # what is recorded is sent, also if a later event of the chunk is refused
@@ -323,26 +329,24 @@ class Delivery:
 
     async def finish(self) -> None:
         assert self._start is not None, "an answer starts before it ends"
+        body = self._waiting
         if not self._separator and self._has_started:
             # the client has a part of a stream, and another replica answers with an error
-            await self._send_body(self._last_event(self._waiting.decode(errors="replace")))
+            body = self._last_event(self._waiting.decode(errors="replace"))
         elif not self._separator:
             await self._send_start(self._start)
-            await self._send_body(self._waiting)
-        elif self._waiting:
-            await self._send_body(self._waiting)
-        await self._send_end()
+        await self._send_body(body, is_last=True)
 
     async def fail(self, error: ApiError) -> None:
         """Send an error instead of what is missing."""
         error.shape = self._endpoint.shape
         if self._has_started:
-            await self._send_body(self._last_event(json.dumps(error.body())))
+            body = self._last_event(json.dumps(error.body()))
         else:
             response = error.response()
             await self._send_start(AnswerStart(response.status_code, list(response.raw_headers), ""))
-            await self._send_body(bytes(response.body))
-        await self._send_end()
+            body = bytes(response.body)
+        await self._send_body(body, is_last=True)
 
     def _last_event(self, error: str) -> bytes:
         if self._endpoint.is_lines:
@@ -351,14 +355,6 @@ class Delivery:
             return f"data: {error}\n\ndata: {DONE}\n\n".encode()
         return f"event: error\ndata: {error}\n\n".encode()
 
-    def _kept(self, event: str) -> str | None:
-        if not self._endpoint.is_generating:
-            return event
-        if _is_ending(event):
-            assert self._start is not None, "events follow the start"
-            raise ReplicaLostError("the replica ends", self._start.replica)
-        return self._record.push(event)
-
     async def _send_start(self, start: AnswerStart) -> None:
         self._has_started = True
         headers: Headers = [item for item in start.headers if item[0].lower() not in REPLACED_HEADERS]
@@ -366,11 +362,8 @@ class Delivery:
             headers.append((REPLICA_HEADER, start.replica.encode()))
         await self._send({"type": "http.response.start", "status": start.status, "headers": headers})
 
-    async def _send_body(self, body: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": body, "more_body": True})
-
-    async def _send_end(self) -> None:
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+    async def _send_body(self, body: bytes, *, is_last: bool = False) -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
 
 
 def _is_ending(event: str) -> bool:

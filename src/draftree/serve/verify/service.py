@@ -303,19 +303,19 @@ class VerifyService:
         """Forget drafted texts that have ended, and texts whose last tokens were sent."""
         for number, text in list(session.texts.items()):
             if text.is_over:
-                self._forget(session.texts.pop(number))
+                self._forget(session, session.texts.pop(number))
 
-    def _forget(self, text: OpenText) -> None:
+    def _forget(self, session: Session, text: OpenText) -> None:
         name = text.submission.request_id
         self._round_seconds.pop(name, None)
-        self._server.meters[next(m.name for m in self._server.pool if m.llm is text.llm)].release(name)
+        self._server.meters[session.model.name].release(name)
 
     async def _end(self, session: Session, numbers: Sequence[int]) -> None:
         for number in numbers:
             text = session.texts.pop(number, None)
             if text is not None:
                 await text.close()
-                self._forget(text)
+                self._forget(session, text)
 
     async def sweep(self) -> None:
         """End idle sessions whose lease is over, and free the slots of texts without a draft for a while."""
@@ -336,7 +336,7 @@ class VerifyService:
     async def _drop(self, session: Session) -> None:
         self.sessions.pop(session.token, None)
         for text in session.texts.values():
-            self._forget(text)
+            self._forget(session, text)
         await session.close()
         await self.layers.end(session)
 

@@ -35,13 +35,9 @@ class OpenText(ABC):
         return self.submission.sequences[0]
 
     @property
-    def is_done(self) -> bool:
-        return self.sequence.is_finished
-
-    @property
     def is_over(self) -> bool:
         """Whether the text has ended, and its client needs nothing more of it."""
-        return self.is_done
+        return self.sequence.is_finished
 
     def raise_failure(self) -> None:
         sequence = self.sequence
@@ -64,7 +60,7 @@ class DraftedByClient(OpenText):
         """Check a draft against the text; nothing has happened if it is refused."""
         history, tree = self.sequence.history, draft.tree
         self.raise_failure()
-        if self.is_done or draft.length != len(history) or draft.crc != crc_of(history):
+        if self.sequence.is_finished or draft.length != len(history) or draft.crc != crc_of(history):
             raise FrameError(
                 f"text {draft.text} has {len(history)} tokens here, and the draft follows {draft.length} or others: "
                 "open the text again",
@@ -91,7 +87,7 @@ class DraftedByClient(OpenText):
                 record = update.rounds[-1]
                 if record.bonus is None:
                     break
-                return WalkedText(self.number, tuple(record.path), record.bonus, self.is_done)
+                return WalkedText(self.number, tuple(record.path), record.bonus, self.sequence.is_finished)
         self.raise_failure()
         raise GenerationError("the round gave no verdict")
 
@@ -135,7 +131,7 @@ class WrittenAlone(OpenText):
             raise FrameError(f"the text has {len(self._tokens)} tokens, and {start} were read", code="out_of_step")
         if len(self._tokens) <= start:
             self.raise_failure()
-        self._is_read = self._collecting.done() and self.is_done
+        self._is_read = self._collecting.done() and self.sequence.is_finished
         return self._tokens[start:], self._is_read
 
     async def close(self) -> None:
