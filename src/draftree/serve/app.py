@@ -12,18 +12,7 @@ from starlette.types import ASGIApp
 
 from draftree.serve import page
 from draftree.serve.access import KeyRing
-from draftree.serve.api import (
-    anthropic,
-    audio,
-    chat,
-    completions,
-    embeddings,
-    infill,
-    ollama,
-    responses,
-    status,
-    tokens,
-)
+from draftree.serve.api import anthropic, audio, chat, completions, embeddings, ollama, responses, status, tokens
 from draftree.serve.errors import add_handlers
 from draftree.serve.pool import ModelPool
 from draftree.serve.server import Server, guarded
@@ -31,10 +20,8 @@ from draftree.serve.settings import ServerSettings
 from draftree.serve.verify import VerifySettings
 from draftree.version import __version__
 
-ROUTERS = tuple(
-    module.router
-    for module in (chat, completions, embeddings, infill, responses, anthropic, ollama, audio, tokens, status)
-)
+APIS = (chat, completions, embeddings, responses, anthropic, ollama, audio, tokens, status)
+ROUTERS = tuple(module.router for module in APIS)
 
 
 class GuardedApp(FastAPI):

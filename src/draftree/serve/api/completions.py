@@ -1,13 +1,14 @@
-"""POST /v1/completions."""
+"""POST /v1/completions, and POST /infill: fill-in-the-middle in the form of llama.cpp, which editors use."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from fastapi import APIRouter, Request, Response
+from pydantic import Field
 
 from draftree.core.errors import InvalidRequestError
 from draftree.engine.sequence import TokenLogprob
@@ -18,11 +19,21 @@ from draftree.serve.errors import NO_NAMES, JsonResponse, invalid, named_error
 from draftree.serve.job import ChoiceUpdate, Job
 from draftree.serve.logprobs import OffsetLogprobs, prompt_logprobs_json
 from draftree.serve.pool import ServedModel
-from draftree.serve.render import Head, Report, closing_fields, last_chunk, usage_so_far
+from draftree.serve.render import Head, Report, closing_fields, last_chunk, usage_json, usage_so_far
 from draftree.serve.request import ERRORS, GENERATED, Encode, completion_options, model_of, running_job, server_of
-from draftree.serve.schema import CompletionBody, prompts_of
+from draftree.serve.schema import (
+    SHARED,
+    Body,
+    CompletionBody,
+    Effect,
+    Items,
+    SamplingFields,
+    ignored,
+    prompts_of,
+    validated,
+)
 from draftree.serve.settings import MAX_PROMPTS
-from draftree.serve.streams import ChunkEncoder, EventStream, respond
+from draftree.serve.streams import ChunkEncoder, EventStream, event, respond
 from draftree.text.fill_in import FillIn, SourceFile
 
 KIND = "text_completion"
@@ -118,10 +129,10 @@ class CompletionWriter:
         return choice
 
 
-router = APIRouter(prefix="/v1", tags=["completions"], responses=ERRORS)
+router = APIRouter(tags=["completions"], responses=ERRORS)
 
 
-@router.post("/completions", summary="Continue prompts", responses=GENERATED)
+@router.post("/v1/completions", summary="Continue prompts", responses=GENERATED)
 async def completions(body: CompletionBody, request: Request) -> Response:
     """Continue prompts, at once or as a stream of server-sent events."""
     if body.use_beam_search:
@@ -247,3 +258,83 @@ async def _text_of(model: ServedModel, params: SamplingParams, prompt: str | lis
         return ""
     text = await model.llm.prompts.decode(ids)
     return prompt if isinstance(prompt, str) and prompt in text else text
+
+
+MAX_FILES = 256
+STOP_TYPES = {"length": "limit", "stop": "eos"}
+INFILL_NAMES = {"max_tokens": "n_predict", "suffix": "input_suffix", "prompt": "input_prefix"}
+
+
+class ExtraFile(Body):
+    """Another file of the repository."""
+
+    filename: str = ""
+    text: str
+
+
+class InfillBody(SamplingFields):
+    """A text with a gap."""
+
+    elsewhere: ClassVar[Mapping[str, Effect]] = {
+        **{name: effect for name, effect in SHARED.items() if name != "n_predict"},
+        "n_indent": ignored("the model decides about the indentation"),
+        "samplers": ignored("the order of the sampling filters is fixed"),
+        "t_max_predict_ms": ignored("'n_predict' limits the text"),
+        "t_max_prompt_ms": ignored("'n_predict' limits the text"),
+    }
+    model: str | None = None
+    input_prefix: str
+    input_suffix: str
+    input_extra: Items[ExtraFile] | None = Field(None, max_length=MAX_FILES)
+    prompt: str | None = Field(None, description="text that follows 'input_prefix', before the gap")
+    n_predict: int | None = Field(None, ge=-1)
+    stream: bool | None = False
+    draft: str | None = None
+
+
+@router.post("/infill", summary="Fill the gap in a text, in llama.cpp's form", responses=GENERATED)
+async def infill(body: InfillBody, request: Request) -> Response:
+    """Fill a gap, at once or as a stream of server-sent events."""
+    if body.stream:
+        return EventStream(_infill_events(body, request), done=b"")
+    return await respond(request, _infilled(body, request))
+
+
+def _running_infill(body: InfillBody, request: Request) -> AbstractAsyncContextManager[tuple[Job, Head]]:
+    fields = {name: getattr(body, name) for name in ("model", "stream", "draft", *SamplingFields.model_fields)}
+    fields |= {"prompt": body.input_prefix + (body.prompt or ""), "suffix": body.input_suffix}
+    fields["max_tokens"] = -1 if body.n_predict is None else body.n_predict
+    files = [SourceFile(file.filename, file.text) for file in body.input_extra or ()]
+    return running_completion(validated(CompletionBody, fields), request, names=INFILL_NAMES, files=files)
+
+
+async def _infilled(body: InfillBody, request: Request) -> Response:
+    async with _running_infill(body, request) as (job, _):
+        (done,) = await job.finish()
+        last = next(sequence for submission in job.submissions for sequence in submission.sequences)
+        return JsonResponse({**_end(job, str(last.finish_reason), last.stop_reason), "content": done.text})
+
+
+async def _infill_events(body: InfillBody, request: Request) -> AsyncGenerator[bytes, None]:
+    async with _running_infill(body, request) as (job, _):
+        yield b""
+        async for choice in job.updates():
+            end, sequence = {"stop": False}, choice.update.sequence
+            if choice.update.is_last:
+                end = _end(job, str(sequence.finish_reason), sequence.stop_reason)
+            yield event({"index": 0, "content": choice.text, **end})
+
+
+def _end(job: Job, reason: str, stop_reason: str | int | None) -> dict[str, Any]:
+    usage = usage_json(job)
+    is_word = isinstance(stop_reason, str)
+    return {
+        "index": 0,
+        "stop": True,
+        "model": job.served.name,
+        "stop_type": "word" if is_word else STOP_TYPES[reason],
+        "stopping_word": stop_reason if is_word else "",
+        "tokens_predicted": usage["completion_tokens"],
+        "tokens_evaluated": usage["prompt_tokens"],
+        "tokens_cached": usage["prompt_tokens_details"]["cached_tokens"],
+    }
