@@ -15,6 +15,7 @@ import hmac
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 from urllib.parse import urlsplit
@@ -130,10 +131,10 @@ HEADERS = {
 }
 
 
+@dataclass(slots=True)
 class Authentication:
-    def __init__(self, app: ASGIApp, *, keys: KeyRing) -> None:
-        self._app = app
-        self._keys = keys
+    app: ASGIApp
+    keys: KeyRing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_public = scope["type"] != "http" or scope["path"] in PUBLIC_PATHS or scope["path"].startswith(PUBLIC_FOLDER)
@@ -143,11 +144,11 @@ class Authentication:
             if given is None and KEY_HEADER in headers:
                 given = b"Bearer " + headers[KEY_HEADER]
             try:
-                record_of(scope).key = self._keys.authenticate(None if given is None else given.decode("latin-1"))
+                record_of(scope).key = self.keys.authenticate(None if given is None else given.decode("latin-1"))
             except ApiError as error:
                 await refuse(scope, receive, send, error=error)
                 return
-        await self._app(scope, receive, send)
+        await self.app(scope, receive, send)
 
 
 class HostCheck:
@@ -193,11 +194,11 @@ def _forbidden(header: str, value: str, option: str) -> ApiError:
     return ApiError(403, text, code=f"{header}_not_allowed")
 
 
+@dataclass(slots=True)
 class SecurityHeaders:
     """ASGI middleware that adds headers which a response does not have."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    app: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
@@ -207,4 +208,4 @@ class SecurityHeaders:
                 message["headers"] = [*message.get("headers", ()), *added]
             await send(message)
 
-        await self._app(scope, receive, send_with_headers)
+        await self.app(scope, receive, send_with_headers)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -223,11 +224,11 @@ def add_handlers(app: FastAPI) -> None:
     app.add_middleware(UnexpectedErrors)
 
 
+@dataclass(slots=True)
 class UnexpectedErrors:
     """Turns any other exception into a response without details; innermost of the middleware."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    app: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_started = False
@@ -238,7 +239,7 @@ class UnexpectedErrors:
             await send(message)
 
         try:
-            await self._app(scope, receive, noting)
+            await self.app(scope, receive, noting)
         except Exception as error:
             if scope["type"] != "http":
                 raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -15,21 +16,21 @@ CLOSE = {"Connection": "close"}
 """Header after which the rest of a request is not read."""
 
 
+@dataclass(slots=True)
 class BodyLimit:
     """Reads bodies before the application: 413 for large ones, with or without Content-Length, 408 for slow ones."""
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int, timeout: float) -> None:
-        self._app = app
-        self._max_bytes = max_bytes
-        self._timeout = timeout
+    app: ASGIApp
+    max_bytes: int
+    timeout: float
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         headers = dict(scope["headers"])
         length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self._max_bytes:
+        if length.isdigit() and int(length) > self.max_bytes:
             # a client with this header waits before it sends the body
             await self._refuse_large(scope, receive, send, has_more=b"expect" not in headers)
             return
@@ -37,19 +38,19 @@ class BodyLimit:
         message: Message = {"more_body": True}
         size = 0
         try:
-            async with asyncio.timeout(self._timeout):
-                while message.get("more_body", False) and size <= self._max_bytes:
+            async with asyncio.timeout(self.timeout):
+                while message.get("more_body", False) and size <= self.max_bytes:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         return
                     parts.append(message.get("body", b""))
                     size += len(parts[-1])
         except TimeoutError:
-            text = f"the body did not arrive within {self._timeout:g} s: send it at once"
+            text = f"the body did not arrive within {self.timeout:g} s: send it at once"
             error = ApiError(408, text, code="body_timeout", headers=CLOSE)
             await refuse(scope, receive, send, error=error)
             return
-        if size > self._max_bytes:
+        if size > self.max_bytes:
             await self._refuse_large(scope, receive, send, has_more=message.get("more_body", False))
             return
         messages = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
@@ -57,13 +58,13 @@ class BodyLimit:
         async def replay() -> Message:
             return messages.pop() if messages else await receive()
 
-        await self._app(scope, replay, send)
+        await self.app(scope, replay, send)
 
     async def _refuse_large(self, scope: Scope, receive: Receive, send: Send, *, has_more: bool) -> None:
         """Send 413, and drop what the client still sends: closing with unread data would reset the connection, and the
         client would lose the answer.
         """
-        text = f"the body is larger than {self._max_bytes} bytes, the limit of this server: send less"
+        text = f"the body is larger than {self.max_bytes} bytes, the limit of this server: send less"
 
         async def send_open(message: Message) -> None:
             is_body = message["type"] == "http.response.body"
@@ -71,22 +72,22 @@ class BodyLimit:
 
         await refuse(scope, receive, send_open, error=ApiError(413, text, code="body_too_large", headers=CLOSE))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self.timeout):
                 while has_more:
                     has_more = (await receive()).get("more_body", False)  # not in a disconnect
         await send({"type": "http.response.body", "body": b""})
 
 
+@dataclass(slots=True)
 class TimeLimit:
     """Ends POST requests that take too long: 504, or an error as the last event of a stream that has begun."""
 
-    def __init__(self, app: ASGIApp, *, timeout: float) -> None:
-        self._app = app
-        self._timeout = timeout
+    app: ASGIApp
+    timeout: float
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         started: Message | None = None
 
@@ -96,14 +97,14 @@ class TimeLimit:
                 started = message
             await send(message)
 
-        deadline = asyncio.timeout(self._timeout)
+        deadline = asyncio.timeout(self.timeout)
         try:
             async with deadline:
-                await self._app(scope, receive, send_noting)
+                await self.app(scope, receive, send_noting)
         except TimeoutError:
             if not deadline.expired():
                 raise
-            text = f"the request took longer than {self._timeout:g} s, the limit of this server: request fewer tokens"
+            text = f"the request took longer than {self.timeout:g} s, the limit of this server: request fewer tokens"
             error = ApiError(504, text, type="timeout_error", code="request_timeout")
             if started is None:
                 await refuse(scope, receive, send, error=error)

@@ -34,16 +34,13 @@ class TokenTexts:
 
     def bytes_of(self, token_id: int) -> bytes:
         """Return the bytes of a token inside a text; of a special token its name."""
-        found = self._bytes[token_id] if token_id < len(self._bytes) else None
-        return self._name(token_id).encode("utf-8") if found is None else found
+        data = self._bytes[token_id] if token_id < len(self._bytes) else None
+        name = self._names[token_id] if token_id < len(self._names) else ""
+        return (name or f"token_id:{token_id}").encode("utf-8") if data is None else data
 
     def text_of(self, token_id: int) -> str:
         """Return the text of a token; bytes that form no character become U+FFFD."""
         return self.bytes_of(token_id).decode("utf-8", errors="replace")
-
-    def _name(self, token_id: int) -> str:
-        name = self._names[token_id] if token_id < len(self._names) else ""
-        return name or f"token_id:{token_id}"
 
 
 @lru_cache(maxsize=16)

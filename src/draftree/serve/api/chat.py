@@ -219,10 +219,14 @@ class ChatWriter:
     async def events(self) -> AsyncGenerator[bytes, None]:
         encoder = ChunkEncoder(self._fields("chat.completion.chunk"))
         async for part in self._chat.updates():
-            chunks = []
+            chunks: list[dict[str, Any]] = []
             if part.index not in self._starts:
                 self._starts[part.index] = AnswerStart(self._job.reasoning, self._job.served.texts)
-                chunks.append(self._first_chunk(part.index))
+                delta = {"role": "assistant", "content": ""}
+                choice = {"index": part.index, "delta": delta, "logprobs": None, "finish_reason": None}
+                chunks.append({"choices": [choice], **usage_so_far(self._job, self._body, self._num_sent)})
+                if self._body.return_token_ids:
+                    chunks[0]["prompt_token_ids"] = list(self._job.submissions[0].prompt_ids)
             self._num_sent += len(part.update.token_ids)
             chunks += self._chunks(part)
             if chunks:
@@ -248,14 +252,6 @@ class ChatWriter:
 
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
         return {"content": chat_logprobs(entries, self._job.served.texts), "refusal": None}
-
-    def _first_chunk(self, index: int) -> dict[str, Any]:
-        delta = {"role": "assistant", "content": ""}
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        chunk = {"choices": [choice], **usage_so_far(self._job, self._body, self._num_sent)}
-        if self._body.return_token_ids:
-            chunk["prompt_token_ids"] = list(self._job.submissions[0].prompt_ids)
-        return chunk
 
     def _chunks(self, part: AnswerUpdate) -> list[dict[str, Any]]:
         """Return the chunks of an update, of one delta each: many clients read only the first call of a chunk."""
