@@ -8,6 +8,8 @@ one after a cached prefix, is left out.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
@@ -47,7 +49,8 @@ class KeptRows:
         """
         end = self.length + len(key)
         if layer == len(self._layers):
-            self._layers.append((_room(key, max(end, FIRST_ROWS)), _room(value, max(end, FIRST_ROWS))))
+            size = max(end, FIRST_ROWS)
+            self._layers.append((_grown(key.transpose(0, 1), size, 0), _grown(value.transpose(0, 1), size, 0)))
         elif end > self._layers[layer][0].shape[1]:
             size = max(end, 2 * self._layers[layer][0].shape[1])
             self._layers[layer] = tuple(_grown(part, size, self.length) for part in self._layers[layer])  # type: ignore[assignment]
@@ -61,11 +64,11 @@ class KeptRows:
 
     def copy(self, length: int) -> KeptRows:
         """Return a copy of the first rows."""
-        found = KeptRows()
-        found.length = min(length, self.length)
-        size = max(found.length, FIRST_ROWS)
-        found._layers = [tuple(_grown(part, size, found.length) for part in parts) for parts in self._layers]  # type: ignore[misc]
-        return found
+        copy = KeptRows()
+        copy.length = min(length, self.length)
+        size = max(copy.length, FIRST_ROWS)
+        copy._layers = [tuple(_grown(part, size, copy.length) for part in parts) for parts in self._layers]  # type: ignore[misc]
+        return copy
 
 
 @final
@@ -111,14 +114,10 @@ class BlockPass:
             kept.length += count
 
 
-def _room(rows: Tensor, size: int) -> Tensor:
-    return rows.new_empty(rows.shape[1], size, rows.shape[2])
-
-
 def _grown(part: Tensor, size: int, used: int) -> Tensor:
-    found = part.new_empty(part.shape[0], size, part.shape[2])
-    found[:, :used] = part[:, :used]
-    return found
+    rows = part.new_empty(part.shape[0], size, part.shape[2])
+    rows[:, :used] = part[:, :used]
+    return rows
 
 
 def _visible(places: Tensor, length: int, *, is_causal: bool, window: int) -> Tensor:
@@ -204,20 +203,25 @@ class BlockStepper(FeatureStepper[BlockSequence]):
         state.kept, state.positions, state.unread, state.levels = KeptRows(), [], [], None
 
     def fork(self, state: BlockSequence, view: SequenceView) -> BlockSequence:
-        shared = common_length(state.view.history, view.history)
-        count = sum(position < shared for position in state.positions)
-        unread = _below(state.unread, shared + 1 if count == len(state.positions) else 0)
+        count, unread = self._common(state, view)
         kept = state.kept.copy(count)
         return BlockSequence(view=view, kept=kept, positions=state.positions[:count], unread=unread)
+
+    @staticmethod
+    def _common(state: BlockSequence, view: SequenceView) -> tuple[int, list[Unread]]:
+        """Return the number of rows of the common prefix, and the unread rows that follow them."""
+        shared = common_length(state.view.history, view.history)
+        count = bisect.bisect_left(state.positions, shared)
+        end = shared + 1 if count == len(state.positions) else 0
+        pieces = (piece.between(0, end) for piece in state.unread)
+        return count, [piece for piece in pieces if piece is not None]
 
     def _drop_tree(self, state: BlockSequence) -> None:
         self._forget_tree(state)
         state.levels = None
 
     def attach(self, state: BlockSequence, view: SequenceView) -> BlockSequence:
-        shared = common_length(state.view.history, view.history)
-        count = sum(position < shared for position in state.positions)
-        state.unread = _below(state.unread, shared + 1 if count == len(state.positions) else 0)
+        count, state.unread = self._common(state, view)
         state.kept.length = count
         del state.positions[count:]
         state.view, state.levels = view, None
@@ -256,8 +260,8 @@ class BlockStepper(FeatureStepper[BlockSequence]):
     @torch.inference_mode()
     def confidence(self) -> list[float] | None:
         assert self._last is not None, "estimates follow logits"
-        found = self._head.confidence(*self._last)
-        return None if found is None else to_host(found)
+        confidence = self._head.confidence(*self._last)
+        return None if confidence is None else to_host(confidence)
 
     def keep(self, states: Sequence[BlockSequence], paths: Sequence[Sequence[int]]) -> None:
         self._idle_rounds += 1
@@ -294,19 +298,12 @@ class BlockStepper(FeatureStepper[BlockSequence]):
             memory = None if memories[0] is None else torch.cat([part for part in memories if part is not None])
             bias, after = self._head.follow(memory, *self._last)
             together = together + bias
-            self._remember(states, parents, after)
+            rows = iter([None] * len(joined) if after is None else after.split(1))
+            for state, above in zip(states, parents, strict=True):
+                # the memory after the text's last token replaces that before it
+                new = list(itertools.islice(rows, len(above)))
+                state.memories = [*state.memories, *new] if state.depths else new
         return TensorLogits(together) if self._subset is None else SubsetLogits(together, self._subset)
-
-    @staticmethod
-    def _remember(states: Sequence[BlockSequence], parents: Sequence[Sequence[int]], after: Tensor | None) -> None:
-        """Note the memory after each node; the first one replaces that before the text's last token."""
-        place = 0
-        for state, above in zip(states, parents, strict=True):
-            rows: list[Tensor | None] = [None] * len(above)
-            if after is not None:
-                rows = [after[place + index : place + index + 1] for index in range(len(above))]
-            place += len(above)
-            state.memories = [*state.memories, *rows] if state.depths else rows
 
     @torch.inference_mode()
     def _read(self, states: Sequence[BlockSequence], ends: Sequence[int]) -> None:
@@ -327,7 +324,7 @@ class BlockStepper(FeatureStepper[BlockSequence]):
     def _run(self, going: Sequence[tuple[BlockSequence, Unread]]) -> None:
         rows = BlockRows(
             torch.cat([piece.hidden for _, piece in going]).to(self._device),
-            torch.cat([_tokens(state, piece) for state, piece in going]).to(self._device),
+            torch.cat([torch.tensor(s.view.history.tokens[p.first : p.end]) for s, p in going]).to(self._device),
             torch.cat([torch.arange(piece.first, piece.end) for _, piece in going]).to(self._device),
             [len(piece.hidden) for _, piece in going],
         )
@@ -347,13 +344,3 @@ class BlockStepper(FeatureStepper[BlockSequence]):
             state = going[index][0]
             own = None if memory is None else memory[place : place + 1]
             state.levels = Levels(len(state.view.history), states[place, first:], logits[place, first:], own)
-
-
-def _tokens(state: BlockSequence, piece: Unread) -> Tensor:
-    return torch.tensor(state.view.history.tokens[piece.first : piece.end].tolist(), dtype=torch.int64)
-
-
-def _below(pieces: Sequence[Unread], end: int) -> list[Unread]:
-    """Return unread rows below a position."""
-    cut = (piece.between(0, end) for piece in pieces)
-    return [piece for piece in cut if piece is not None]
