@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -51,6 +50,8 @@ OUTPUT_SIZE = 20.0
 near the embedding of the masked token, which the final norm turns into a confident prediction: 46 nats."""
 GAIN_SIZE = 0.5
 """Factor of the first gain of the final norm, relative to other heads: both together start at 9 nats."""
+LAYERS = 2
+"""Layers of a new head, unless the user chooses others."""
 MARKOV_RANK = 64
 """Rank of the bias of new heads by the token before."""
 OUTPUTS = ("o_proj.weight", "down_proj.weight")
@@ -66,9 +67,9 @@ def start_block(prepared: Prepared, options: HeadOptions, markov_rank: int | Non
     start, parts, depth = options.start, prepared.parts, prepared.settings.depth
     source = None if start is None else read_head(start, dtype=torch.float32)
     if source is not None:
-        options.require_sizes_of_start(but="layers" if isinstance(source, Eagle3Head) else "")
+        options.require_sizes_of_start(but="layers")
         if not isinstance(source, Eagle3Head):
-            return continued(_require_block(source, start, depth, markov_rank), prepared, options)
+            return continued(_require_block(source, options, depth, markov_rank), prepared, options)
     if source is None:
         base, vocabulary = new_config(prepared, replace(options, fc_norm=False, norm_output=False))
     else:
@@ -103,8 +104,9 @@ def start_block(prepared: Prepared, options: HeadOptions, markov_rank: int | Non
     return placed(head, prepared), data
 
 
-def _require_block(source: Head, start: Path | None, depth: int, markov_rank: int | None) -> DFlashHead:
+def _require_block(source: Head, options: HeadOptions, depth: int, markov_rank: int | None) -> DFlashHead:
     """Return the block head that is to be continued."""
+    start = options.start
     if not isinstance(source, DFlashHead) or source.config.kind != DSPARK:
         raise ConfigurationError(
             f"'{start}' has a head of kind '{source.config.kind}': a block head starts from one of kind '{DSPARK}' or "
@@ -114,6 +116,10 @@ def _require_block(source: Head, start: Path | None, depth: int, markov_rank: in
         raise ConfigurationError(
             f"'{start}' drafts {source.num_levels} tokens in a pass, and depth is {depth}: give --depth "
             f"{source.num_levels}"
+        )
+    if options.layers not in (LAYERS, source.config.num_layers):
+        raise ConfigurationError(
+            f"'{start}' has {source.config.num_layers} layers, not {options.layers}: leave out --layers"
         )
     if markov_rank not in (None, source.config.markov_rank):
         raise ConfigurationError(

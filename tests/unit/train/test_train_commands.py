@@ -214,7 +214,9 @@ def test_a_block_head_starts_from_a_head_and_is_continued(
     command = ["train", "block", str(model), "--data", str(data), "--layers", "1", "--markov-rank", "8", *short]
     assert run([*command, "--output", str(first), "--from", str(head)]) == 0
     assert f"the first layer begins with the weights of '{head}'" in capsys.readouterr().err
-    assert run([*command, "--output", str(second), "--from", str(first)]) == 0
+    sizes = command.index("--layers")
+    same = [*command[:sizes], *command[sizes + 2 :]]
+    assert run([*same, "--output", str(second), "--from", str(first)]) == 0
     earlier = json.loads((second / "recipe.json").read_text())["earlier"]
     assert [one["run"]["updates"] for one in earlier] == [2, 2]
     capsys.readouterr()
@@ -224,6 +226,8 @@ def test_a_block_head_starts_from_a_head_and_is_continued(
     again += short
     assert run([*again, "--draft-vocab", "30", "--layers", "2"]) == 1
     assert "leave out layers, draft_vocab" in capsys.readouterr().err
+    assert run([*same, "--layers", "3", "--output", str(tmp_path / "no"), "--from", str(first)]) == 1
+    assert "leave out --layers" in capsys.readouterr().err
     command[command.index("--markov-rank") + 1] = "4"
     assert run([*command, "--output", str(tmp_path / "no"), "--from", str(first)]) == 1
     assert "has a bias of rank 8: leave out markov_rank, which is 4" in capsys.readouterr().err
