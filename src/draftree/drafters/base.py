@@ -260,11 +260,11 @@ class Drafter(Generic[State]):
         """Drop everything learned from earlier requests; open sequences are unchanged."""
 
 
-def require_length(drafter: str, k: int) -> None:
-    """Check that a chain has at least one token and fits in a pass.
-
-    Raises:
-        ConfigurationError: `k` is out of range.
-    """
-    if not 1 <= k <= MAX_NODES:
-        raise ConfigurationError(f"option k of drafter '{drafter}' is {k}: it must be from 1 to {MAX_NODES}")
+def require_range(drafter: str, config: object, *names: str, least: float = 1, most: float = MAX_NODES) -> None:
+    """Raise ConfigurationError for options that are out of range, by default as numbers of nodes of a pass."""
+    for name in names:
+        value = getattr(config, name)
+        if not least <= value <= most:
+            raise ConfigurationError(
+                f"option {name} of drafter '{drafter}' is {value:g}: it must be from {least:g} to {most:g}"
+            )

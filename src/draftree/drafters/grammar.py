@@ -15,7 +15,7 @@ from typing import final
 
 from draftree.core.tree import EMPTY, TokenTree, chain
 from draftree.core.types import Budget
-from draftree.drafters.base import Drafter, DraftTraits, SequenceView, require_length
+from draftree.drafters.base import Drafter, DraftTraits, SequenceView, require_range
 
 
 @final
@@ -29,7 +29,7 @@ class GrammarDrafter(Drafter[SequenceView]):
         k: int = 16
 
         def __post_init__(self) -> None:
-            require_length("grammar", self.k)
+            require_range("grammar", self, "k")
 
     @classmethod
     def describe(cls, config: Config) -> DraftTraits:

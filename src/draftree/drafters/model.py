@@ -25,7 +25,7 @@ import torch
 
 from draftree.core.errors import ConfigurationError, suggestion
 from draftree.core.tree import Draw
-from draftree.drafters.base import DraftContext, DraftTraits, LoadedDraftModel
+from draftree.drafters.base import DraftContext, DraftTraits, LoadedDraftModel, require_range
 from draftree.drafters.tree_builder.builder import TreeBuildingDrafter, TreeOptions
 from draftree.drafters.tree_builder.model_stepper import ModelStepper, Reader, SameReader, require_same_source
 from draftree.drafters.tree_builder.vocabularies import (
@@ -131,8 +131,7 @@ class ModelDrafter(TreeBuildingDrafter):
                 raise ConfigurationError(
                     f"drafter 'model' has weights of kind '{self.bits}': {suggestion(self.bits, list(QUANTIZATIONS))}"
                 )
-            if not 0 <= self.ahead <= MAX_STOPS:
-                raise ConfigurationError(f"drafter 'model' has ahead={self.ahead}: it must be from 0 to {MAX_STOPS}")
+            require_range("model", self, "ahead", least=0, most=MAX_STOPS)
             if self.ahead and Draw.FREE not in self.draws:
                 raise ConfigurationError(
                     f"drafter 'model' has tree={self.tree} with ahead={self.ahead}: draws belong to one text, and "

@@ -22,7 +22,7 @@ import numpy as np
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import EMPTY, TokenTree, chain
 from draftree.core.types import Budget
-from draftree.drafters.base import Drafter, DraftTraits, SequenceView, require_length
+from draftree.drafters.base import Drafter, DraftTraits, SequenceView, require_range
 from draftree.drafters.lookup.counting import ESCAPE, VOTES
 from draftree.drafters.lookup.occurrences import SEPARATOR, match_lengths
 
@@ -47,7 +47,7 @@ class NgramDrafter(Drafter[SequenceView]):
                 raise ConfigurationError(
                     f"drafter 'ngram' has min={self.min} and max={self.max}: they must be at least 1, max not below min"
                 )
-            require_length("ngram", self.k)
+            require_range("ngram", self, "k")
 
     @classmethod
     def describe(cls, config: Config) -> DraftTraits:

@@ -17,8 +17,7 @@ from typing import final
 
 import numpy as np
 
-from draftree.core.errors import ConfigurationError
-from draftree.drafters.base import DraftTraits, SequenceView
+from draftree.drafters.base import DraftTraits, SequenceView, require_range
 from draftree.drafters.lookup.counting import LONGEST, CountedText, CountingDrafter, require_tree
 from draftree.drafters.lookup.occurrences import Match, match_lengths
 
@@ -66,10 +65,7 @@ class PredictionDrafter(CountingDrafter[PredictionState]):
 
         def __post_init__(self) -> None:
             require_tree("prediction", self)
-            if not 1 <= self.max <= LONGEST:
-                raise ConfigurationError(
-                    f"option max of drafter 'prediction' is {self.max}: it must be from 1 to {LONGEST}"
-                )
+            require_range("prediction", self, "max", most=LONGEST)
 
     @classmethod
     def describe(cls, config: Config) -> DraftTraits:

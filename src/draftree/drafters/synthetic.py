@@ -21,7 +21,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.noise import Noise
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import MAX_NODES, Budget
-from draftree.drafters.base import DraftContext, Drafter, DraftTraits, SequenceView
+from draftree.drafters.base import DraftContext, Drafter, DraftTraits, SequenceView, require_range
 from draftree.models.base import Extend, LanguageModel, Pass
 from draftree.models.source import EncoderDecoder, TokenSource
 from draftree.sampling.distributions import DistributionRows, Distributions
@@ -58,8 +58,7 @@ class SyntheticDrafter(Drafter[Ahead]):
         width: int = 1
 
         def __post_init__(self) -> None:
-            if not 0 <= self.accept <= 1:
-                raise ConfigurationError(f"drafter 'synthetic' has accept={self.accept}: it must be from 0 to 1")
+            require_range("synthetic", self, "accept", least=0, most=1)
             if self.k < 1 or self.width < 1 or self.k * self.width > MAX_NODES:
                 raise ConfigurationError(
                     f"drafter 'synthetic' has k={self.k} and width={self.width}: they must be at least 1, "

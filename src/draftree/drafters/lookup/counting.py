@@ -16,10 +16,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from draftree.core.errors import ConfigurationError
 from draftree.core.tree import EMPTY, ROOT, Draw, TokenTree
 from draftree.core.types import MAX_NODES, Budget
-from draftree.drafters.base import DraftContext, Drafter, DraftTraits, SequenceView
+from draftree.drafters.base import DraftContext, Drafter, DraftTraits, SequenceView, require_range
 from draftree.drafters.lookup.occurrences import Match
 
 ESCAPE = 2.5
@@ -149,15 +148,10 @@ def _children(
     return [(token, votes[token] / total, groups[token]) for token in best]
 
 
-def require_tree(drafter: str, config: Any) -> None:
+def require_tree(drafter: str, config: object) -> None:
     """Check the limits of a tree."""
-    for name in ("k", "nodes", "width"):
-        if not 1 <= getattr(config, name) <= MAX_NODES:
-            raise ConfigurationError(
-                f"option {name} of drafter '{drafter}' is {getattr(config, name)}: it must be from 1 to {MAX_NODES}"
-            )
-    if not 0 <= config.floor <= 1:
-        raise ConfigurationError(f"option floor of drafter '{drafter}' is {config.floor}: it must be from 0 to 1")
+    require_range(drafter, config, "k", "nodes", "width")
+    require_range(drafter, config, "floor", least=0, most=1)
 
 
 @dataclass(slots=True)
