@@ -24,7 +24,7 @@ from draftree.core.tree import EMPTY, TokenTree, chain
 from draftree.core.types import Budget
 from draftree.drafters.base import Drafter, DraftTraits, SequenceView, require_range
 from draftree.drafters.lookup.counting import ESCAPE, VOTES
-from draftree.drafters.lookup.occurrences import SEPARATOR, match_lengths
+from draftree.drafters.lookup.occurrences import SEPARATOR
 
 LONGEST = 32
 """Maximum length of a match in scores."""
@@ -74,16 +74,25 @@ def find_continuation(tokens: np.ndarray, *, longest: int, shortest: int) -> int
     Args:
         tokens: integers of shape (tokens,).
     """
-    ends = np.flatnonzero(tokens[:-1] == tokens[-1])
-    lengths = match_lengths(tokens, ends, tokens[-longest:])
-    if not len(ends) or lengths.max() < shortest:
-        return None
-    return int(ends[lengths == lengths.max()][-1]) + 1
+    last = len(tokens) - 1
+    ends = np.flatnonzero(tokens[:last] == tokens[last])
+    start = None
+    for length in range(1, min(longest, last) + 1):
+        if length > 1:
+            ends = ends[ends >= length - 1]
+            ends = ends[tokens[ends - (length - 1)] == tokens[last - (length - 1)]]
+        if not len(ends):
+            break
+        if length >= shortest:
+            start = int(ends[-1]) + 1
+    return start
 
 
 def run_before(tokens: np.ndarray, start: int) -> int:
     """Return how many tokens before `start` equal the last ones of the text, up to `LONGEST`."""
-    return int(match_lengths(tokens, np.array([start - 1]), tokens[-LONGEST:])[0])
+    span = min(start, len(tokens) - 1, LONGEST)
+    differs = np.flatnonzero(tokens[start - span : start] != tokens[len(tokens) - span :])
+    return span if not len(differs) else span - 1 - int(differs[-1])
 
 
 def scores_of(length: int, count: int) -> list[float]:

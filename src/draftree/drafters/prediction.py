@@ -19,7 +19,7 @@ import numpy as np
 
 from draftree.drafters.base import DraftTraits, SequenceView, require_range
 from draftree.drafters.lookup.counting import LONGEST, CountedText, CountingDrafter, require_tree
-from draftree.drafters.lookup.occurrences import Match, match_lengths
+from draftree.drafters.lookup.occurrences import Match
 
 TRUST = 4
 """Length of match assumed at the start of the prediction."""
@@ -112,7 +112,14 @@ def find_places(prediction: np.ndarray, tail: np.ndarray, *, ahead_of: int) -> l
         Pairs of the index of the next token and the length of the match.
     """
     ends = np.flatnonzero(prediction[:-1] == tail[-1])
-    lengths = match_lengths(prediction, ends, tail)
+    lengths = np.ones(len(ends), np.int64)
+    alive = np.arange(len(ends))
+    for length in range(2, len(tail) + 1):
+        alive = alive[ends[alive] >= length - 1]
+        alive = alive[prediction[ends[alive] - (length - 1)] == tail[-length]]
+        if not len(alive):
+            break
+        lengths[alive] = length
     places = ends + 1
     order = np.lexsort((np.abs(places - ahead_of), places < ahead_of, -lengths))[:NUM_PLACES]
     return list(zip(places[order].tolist(), lengths[order].tolist(), strict=True))

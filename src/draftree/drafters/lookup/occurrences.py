@@ -212,7 +212,10 @@ class Occurrences:
             known.update(dict.fromkeys(chains.latest(tail, limit + is_own)))
         places = np.fromiter(known, np.int64, len(known))
         places = places[places < end]
-        lengths = match_lengths(self._tokens, places, tail)
+        index = places[:, None] - np.arange(len(tail))
+        equal = np.zeros((len(places), len(tail) + 1), bool)
+        equal[:, :-1] = (self._tokens[np.maximum(index, 0)] == tail[::-1]) & (index >= 0)
+        lengths = equal.argmin(axis=1)
         kept = lengths >= self._orders[-1]
         followers = self._followers(places[kept], depth, is_own=is_own).tolist()
         return [Match(length, row, weight) for length, row in zip(lengths[kept].tolist(), followers, strict=True)]
@@ -227,11 +230,3 @@ class Occurrences:
         over = np.logical_or.accumulate(rows == SEPARATOR, axis=1)
         rows[over] = SEPARATOR
         return rows
-
-
-def match_lengths(tokens: np.ndarray, places: np.ndarray, tail: np.ndarray) -> np.ndarray:
-    """Return how many tokens up to each place equal the last ones of `tail`, int64 of shape (places,)."""
-    index = places[:, None] - np.arange(len(tail))
-    equal = np.zeros((len(places), len(tail) + 1), bool)
-    equal[:, :-1] = (tokens[np.maximum(index, 0)] == tail[::-1]) & (index >= 0)
-    return equal.argmin(axis=1)
