@@ -314,11 +314,10 @@ def boost(
 
     'draftree generate MODEL --draft head:FIRST+head:SECOND' merges their drafts. Ctrl-C keeps the last checkpoint.
     """
-    from draftree.train.boost import Boosting, train_boosted
+    from draftree.train.boost import train_boosted
 
-    boosting = Boosting(tuple(earlier), floor=floor)
     result, union = run_training(
-        run, lambda: train_boosted(run.job, run.settings, chosen, boosting, report=Lines(), note=note)
+        run, lambda: train_boosted(run.job, run.settings, chosen, earlier, floor=floor, report=Lines(), note=note)
     )
     say_trained(result)
     for kind, rows in union.items():

@@ -10,7 +10,6 @@ Source: SpecInfer, arXiv 2305.09781, which drops whole prompts; weights per toke
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,32 +31,10 @@ from draftree.train.settings import TrainSettings
 CHUNK_ROWS = 512
 
 
-@dataclass(frozen=True, slots=True)
-class Boosting:
-    """How predictions are weighted.
-
-    Attributes:
-        earlier: folders of earlier heads, the best one first.
-        strength: exponent of the probability of a miss; 0 gives equal weights.
-    """
-
-    earlier: tuple[Path, ...]
-    strength: float = 1.0
-    floor: float = 0.05
-
-    def __post_init__(self) -> None:
-        if not self.earlier:
-            raise ConfigurationError("boosting needs an earlier head: give its folder with --earlier")
-        if len(self.earlier) >= CANDIDATES:
-            raise ConfigurationError(f"{len(self.earlier)} earlier heads are given: at most {CANDIDATES - 1}")
-        if not self.strength >= 0:
-            raise ConfigurationError(f"strength is {self.strength}: it must not be negative")
-        if not 0 <= self.floor <= 1:
-            raise ConfigurationError(f"floor is {self.floor}: it must be from 0 to 1")
-
-
 @torch.no_grad()
-def miss_weights(earlier: Sequence[HeadTrainee], boosting: Boosting, batch: Batch, numbers: Sequence[int]) -> Tensor:
+def miss_weights(
+    earlier: Sequence[HeadTrainee], strength: float, floor: float, batch: Batch, numbers: Sequence[int]
+) -> Tensor:
     """Return the weights of the chains' first predictions by the misses of earlier heads; mean 1, shape (chains,)."""
     weights = torch.ones(batch.num_chains, device=batch.chains.device)
     for trainee in earlier:
@@ -66,8 +43,8 @@ def miss_weights(earlier: Sequence[HeadTrainee], boosting: Boosting, batch: Batc
         (states,) = trainee.states_of(own, 1)
         for part in torch.arange(own.num_chains, device=weights.device).split(CHUNK_ROWS):
             rows = teacher.part(part).rows(trainee.module.logits(states[part]))
-            weights[part] *= (1 - acceptance_of(rows)).clamp(0, 1).pow(boosting.strength).to(weights.dtype)
-    weights = weights.clamp_min(boosting.floor)
+            weights[part] *= (1 - acceptance_of(rows)).clamp(0, 1).pow(strength).to(weights.dtype)
+    weights = weights.clamp_min(floor)
     return weights / weights.mean()
 
 
@@ -75,28 +52,42 @@ def train_boosted(
     job: TrainingJob,
     settings: TrainSettings,
     options: HeadOptions,
-    boosting: Boosting,
+    earlier: Sequence[Path],
     *,
+    strength: float = 1.0,
+    floor: float = 0.05,
     report: Report = ignore,
     note: Note = ignore,
 ) -> tuple[TrainingResult, dict[str, Any]]:
     """Train the next head and compare the union with the baseline.
 
+    Args:
+        earlier: folders of earlier heads, the best one first.
+        strength: exponent of the probability of a miss; 0 gives equal weights.
+        floor: least weight of a prediction.
+
     Returns:
         The result, and the union by temperature of the texts, which is part of the recipe.
     """
+    if not earlier:
+        raise ConfigurationError("boosting needs an earlier head: give its folder with --earlier")
+    if len(earlier) >= CANDIDATES:
+        raise ConfigurationError(f"{len(earlier)} earlier heads are given: at most {CANDIDATES - 1}")
+    if not strength >= 0:
+        raise ConfigurationError(f"strength is {strength}: it must not be negative")
+    if not 0 <= floor <= 1:
+        raise ConfigurationError(f"floor is {floor}: it must be from 0 to 1")
     prepared = prepare(job, settings, report, note)
-    earlier = [trainee_of(prepared, folder) for folder in boosting.earlier]
+    trainees = [trainee_of(prepared, folder) for folder in earlier]
     if prepared.processes.count == 1:
-        for trainee in earlier:
+        for trainee in trainees:
             trainee.keep_rows(prepared.data)
-    names = [str(folder) for folder in boosting.earlier]
-    facts = {"boosting": {"earlier": names, "strength": boosting.strength, "floor": boosting.floor}}
-    weights = partial(miss_weights, earlier, boosting)
+    facts = {"boosting": {"earlier": list(map(str, earlier)), "strength": strength, "floor": floor}}
+    weights = partial(miss_weights, trainees, strength, floor)
     result = train_prepared(prepared, options, "Boosted EAGLE-3 head", facts, weights)
     if prepared.processes.index:
         return result, {}
-    union = union_of([*earlier, trainee_of(prepared, job.output)], settings.depth)
+    union = union_of([*trainees, trainee_of(prepared, job.output)], settings.depth)
     path = job.output / RECIPE
     write_json(path, read_json(path) | {"union": union}, indent=1)
     return result, union
