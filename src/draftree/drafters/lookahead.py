@@ -87,8 +87,12 @@ def filled(rows: Sequence[Sequence[int | None]], width: int, *, pool: Pool, gues
     """Return a full window: lanes continue with tokens of the pool or else of `guesses`."""
     lanes = []
     for column in range(width):
-        tokens = (row[column] if column < len(row) else None for row in rows)
-        lane = [token for token in itertools.takewhile(lambda token: token is not None, tokens) if token is not None]
+        lane: list[int] = []
+        for row in rows:
+            token = row[column] if column < len(row) else None
+            if token is None:
+                break
+            lane.append(token)
         lane = lane or [next(guesses)]
         lane += next(iter(pool.after(lane[-1])), ())
         lane += [next(guesses) for _ in range(len(rows) - len(lane))]
