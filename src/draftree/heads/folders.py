@@ -44,31 +44,31 @@ def head_class(kind: str) -> type[Head]:
     if kind not in CLASSES:
         raise UnsupportedModelError(f"heads of kind '{kind}' cannot be run: {', '.join(sorted(CLASSES))} can")
     module, _, name = CLASSES[kind].partition(":")
-    found: type[Head] = getattr(importlib.import_module(module), name)
-    return found
+    head: type[Head] = getattr(importlib.import_module(module), name)
+    return head
 
 
 MAX_NAMED = 12
 """Number of names that a message lists."""
 
 
-def require_tensors(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], layout: str) -> None:
+def require_tensors(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], layout: str) -> None:
     """Check that floating-point tensors have the names and shapes of a head's parameters, no more and no less."""
-    missing, unexpected = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
+    missing, unexpected = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
     if missing or unexpected:
         parts = [f"missing: {_listed(missing)}"] if missing else []
         parts += [f"unexpected: {_listed(unexpected)}"] if unexpected else []
         raise ModelLoadError(f"it does not have the tensors of layout '{layout}': {'; '.join(parts)}")
     if differing := [
-        f"{name} has {_by(found[name].shape)} instead of {_by(tensor.shape)}"
+        f"{name} has {_by(tensors[name].shape)} instead of {_by(tensor.shape)}"
         for name, tensor in wanted.items()
-        if found[name].shape != tensor.shape
+        if tensors[name].shape != tensor.shape
     ]:
         raise ModelLoadError(
             f"it does not have the shapes of layout '{layout}': {_listed(differing, '; ')}: its config.json and its "
             "tensors contradict each other"
         )
-    if other := sorted(name for name in wanted if not found[name].is_floating_point()):
+    if other := sorted(name for name in wanted if not tensors[name].is_floating_point()):
         raise ModelLoadError(f"{_listed(other)} are not floating-point numbers: use weights that are not packed")
 
 
@@ -95,15 +95,15 @@ def packed(name: str, tensor: Tensor) -> dict[str, Tensor]:
 
 def expanded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a file with packed ones in bfloat16 and without scales."""
-    found = {name: tensor for name, tensor in tensors.items() if not name.endswith(SCALE)}
-    for key in tensors.keys() - found.keys():
+    result = {name: tensor for name, tensor in tensors.items() if not name.endswith(SCALE)}
+    for key in tensors.keys() - result.keys():
         name = key.removesuffix(SCALE)
         scales = tensors[key]
-        rows = found.get(name)
+        rows = result.get(name)
         if rows is None or rows.dtype != torch.int8 or scales.shape != rows.shape[:1]:
             raise ModelLoadError(f"the scales '{key}' do not fit to a tensor '{name}' in 8 bits: get the head again")
-        found[name] = (rows.float() * scales[:, None].float()).to(torch.bfloat16)
-    return found
+        result[name] = (rows.float() * scales[:, None].float()).to(torch.bfloat16)
+    return result
 
 
 LAYOUTS: tuple[Layout, ...] = (speculators, medusa, dflash, dspark, mtp, eagle)

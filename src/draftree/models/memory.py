@@ -30,9 +30,9 @@ NOTHING = Footprint(weights=0, token=0, logits=0, row=0)  # footprint of no mode
 
 
 def total(footprints: Iterable[Footprint]) -> Footprint:
-    every = list(footprints)
+    each = list(footprints)
     sizes = ("weights", "token", "logits", "row", "graphs")
-    return Footprint(**{size: sum(getattr(one, size) for one in every) for size in sizes})
+    return Footprint(**{size: sum(getattr(footprint, size) for footprint in each) for size in sizes})
 
 
 def activation_bytes(config: Any, dtype: torch.dtype) -> int:

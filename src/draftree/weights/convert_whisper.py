@@ -74,8 +74,10 @@ class Ctranslate2File:
         return self.variables[name]
 
     def values(self, name: str) -> np.ndarray:
-        found = self.variable(name)
-        values = self._bytes[found.offset : found.offset + found.size].view(found.dtype).reshape(found.shape)
+        variable = self.variable(name)
+        values = (
+            self._bytes[variable.offset : variable.offset + variable.size].view(variable.dtype).reshape(variable.shape)
+        )
         if values.dtype.kind != "f":
             return np.array(values)
         values = values.astype(np.float32)
@@ -242,11 +244,11 @@ def _saved_configuration(file: Ctranslate2File, folder: Path, tokenizer: Any) ->
 
 def _suppressed(tokenizer: Any, token: Any) -> list[int]:
     """Return the tokens that are never written: symbols that are not spoken, and control tokens."""
-    found = {tokenizer.encode(" -", add_special_tokens=False)[0], tokenizer.encode(" '", add_special_tokens=False)[0]}
+    tokens = {tokenizer.encode(" -", add_special_tokens=False)[0], tokenizer.encode(" '", add_special_tokens=False)[0]}
     for symbol in SYMBOLS:
         for text in (symbol, f" {symbol}"):
             ids = tokenizer.encode(text, add_special_tokens=False)
             if len(ids) == 1 or symbol in "♩♪♫♬♭♮♯":
-                found.add(ids[0])
+                tokens.add(ids[0])
     control = ("startoftranscript", "translate", "transcribe", "startoflm", "startofprev", "nocaptions")
-    return sorted(found | {token(name) for name in control})
+    return sorted(tokens | {token(name) for name in control})

@@ -256,15 +256,15 @@ class GgufFile:
     def _strings(self, count: int) -> list[str]:
         """Return a list of strings; vocabularies have some hundred thousand, so that the loop calls little."""
         raw, end, length_at = self._raw, len(self._bytes), struct.Struct("<Q").unpack_from
-        place, found = self._position, []
+        place, strings = self._position, []
         for _ in range(count):
             start = place + 8
             place = start + length_at(raw, place)[0] if start <= end else start
             if place > end:
                 raise self.broken(f"it ends at byte {end}, in the middle of its header")
-            found.append(raw[start:place].decode("utf-8", errors="replace"))
+            strings.append(raw[start:place].decode("utf-8", errors="replace"))
         self._position = place
-        return found
+        return strings
 
 
 @functools.lru_cache(maxsize=1)

@@ -54,9 +54,9 @@ def configure(folder: HeadFolder) -> HeadConfig:
 
 def tensors(folder: HeadFolder) -> dict[str, Tensor]:
     """Return the tensors by our names."""
-    found = _prefix(folder)
-    assert found is not None, "recognised before it is read"
-    return renamed(folder, *found)
+    place = _prefix(folder)
+    assert place is not None, "recognised before it is read"
+    return renamed(folder, *place)
 
 
 def _prefix(folder: HeadFolder) -> tuple[str, dict[str, str]] | None:
@@ -77,8 +77,8 @@ def _text_config(folder: HeadFolder) -> Values:
 
 def renamed(folder: HeadFolder, prefix: str, names: Mapping[str, str]) -> dict[str, Tensor]:
     held = folder.tensors(lambda name: name.startswith(prefix))
-    own = {name.removeprefix(prefix): tensor for name, tensor in held.items()}
-    return _with_joined_experts({_renamed(name, names): own[name] for name in own if name not in SHARED})
+    stripped = {name.removeprefix(prefix): tensor for name, tensor in held.items()}
+    return _with_joined_experts({_renamed(name, names): stripped[name] for name in stripped if name not in SHARED})
 
 
 def _renamed(name: str, names: Mapping[str, str]) -> str:

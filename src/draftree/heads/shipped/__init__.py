@@ -88,5 +88,5 @@ def head_folder(name: str) -> Path:
 
     A name of the package precedes a folder of that name in the working folder, which is written as `./NAME`.
     """
-    own = FOLDERS / name
-    return own if Path(name).name == name and (own / MANIFEST).is_file() else Path(name)
+    shipped = FOLDERS / name
+    return shipped if Path(name).name == name and (shipped / MANIFEST).is_file() else Path(name)

@@ -191,8 +191,8 @@ class SlottedModel(LanguageModel):
     ) -> PassResult:
         """Append nodes whose first layers ran elsewhere, shape (rows, hidden), and run the layers from `first` on."""
         nodes = self._pool.append([kv_slot(job.slot) for job in jobs], jobs)
-        given = hidden.to(self.device, torch.float64 if self.dtype == torch.float64 else torch.float32).contiguous()
-        layers = LayerRange(first, self.num_layers, hidden=given, capture=tuple(capture))
+        states = hidden.to(self.device, torch.float64 if self.dtype == torch.float64 else torch.float32).contiguous()
+        layers = LayerRange(first, self.num_layers, hidden=states, capture=tuple(capture))
         output = self._counted_pass(jobs, nodes, layers)
         return PassResult.of_jobs(jobs, output.logits, output.captured)
 
@@ -247,8 +247,8 @@ class RowOrder:
         self.tokens = [token for job in self.jobs for token in jobs[job].tokens]
         self.positions = [
             slot.offset + slot.length - 1 + slot.depths[node]
-            for slot, own in zip(self.slots, self.nodes, strict=True)
-            for node in own
+            for slot, chosen in zip(self.slots, self.nodes, strict=True)
+            for node in chosen
         ]
         starts = dict(zip(self.jobs, accumulate(self.counts, initial=0), strict=False))
         # place of each row, in the order of the jobs

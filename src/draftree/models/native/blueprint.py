@@ -224,9 +224,9 @@ class LayerBlueprint:
 
     @property
     def norms(self) -> tuple[str, ...]:
-        found = (self.attention_norm, self.embedding_norm, self.attention_post_norm, self.mlp_norm, self.mlp_post_norm)
+        names = (self.attention_norm, self.embedding_norm, self.attention_post_norm, self.mlp_norm, self.mlp_post_norm)
         source = None if self.source is None else self.source.norm
-        return tuple(name for name in (*found, source, self.query_norm, self.key_norm) if name is not None)
+        return tuple(name for name in (*names, source, self.query_norm, self.key_norm) if name is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -340,15 +340,15 @@ def find_compiler() -> tuple[str, ...]:
     """Return the C compiler's command: `CC`, the first of cc, gcc and clang, or zig's if `ziglang` is installed."""
     if sys.platform == "win32":
         raise NoCompilerError("native kernels need Linux or macOS; PyTorch runs the passes here")
-    asked = os.environ.get("CC", "")
-    if asked:
+    named = os.environ.get("CC", "")
+    if named:
         try:
-            words = [asked] if shutil.which(asked) else shlex.split(asked)  # a path may contain spaces
+            words = [named] if shutil.which(named) else shlex.split(named)  # a path may contain spaces
         except ValueError as error:
-            raise NoCompilerError(f"CC is {asked!r}, which is not a command ({error}): correct or unset it") from error
+            raise NoCompilerError(f"CC is {named!r}, which is not a command ({error}): correct or unset it") from error
         if words and (path := shutil.which(words[0])):
             return (path, *words[1:])
-        raise NoCompilerError(f"the C compiler '{asked}' of CC was not found: correct CC or unset it")
+        raise NoCompilerError(f"the C compiler '{named}' of CC was not found: correct CC or unset it")
     for name in COMPILERS:
         if path := shutil.which(name):
             return (path,)
@@ -458,7 +458,7 @@ def _run_all(commands: Sequence[Sequence[str]], work: Path) -> list[NativeUnavai
         SystemExit: the process ends.
     """
     environment = os.environ | {"TMPDIR": os.fspath(work), "LC_ALL": "C", "ZIG_GLOBAL_CACHE_DIR": f"{work}/zig"}
-    own = set[subprocess.Popen[str]]()
+    started = set[subprocess.Popen[str]]()
     is_interrupted = False
 
     def run(command: Sequence[str]) -> NativeUnavailableError | None:
@@ -479,7 +479,7 @@ def _run_all(commands: Sequence[Sequence[str]], work: Path) -> list[NativeUnavai
             except OSError as error:
                 return NativeUnavailableError(f"'{command[0]}' cannot be run ({error.strerror}): correct CC")
             _compilers.add(process)
-            own.add(process)
+            started.add(process)
         output, _ = process.communicate()
         _compilers.discard(process)
         if _exiting.is_set():
@@ -500,7 +500,7 @@ def _run_all(commands: Sequence[Sequence[str]], work: Path) -> list[NativeUnavai
             pool.shutdown(wait=False, cancel_futures=True)
             with _compilers_lock:
                 is_interrupted = True
-                for process in own & _compilers:
+                for process in started & _compilers:
                     _kill(process)
             raise
 

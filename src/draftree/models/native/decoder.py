@@ -146,7 +146,7 @@ class NativeTrees:
         columns = (depths, [search.num_nodes for search in searches], [slot.index for slot in slots], places, positions)
         self._numbers = array("q", [number for column in columns for number in column])
         self._numbers.extend(shape.widths[:levels])
-        self._found = array("q", bytes(8 * (count + 2 * count * most)))
+        self._results = array("q", bytes(8 * (count + 2 * count * most)))
         self._reals = array("d", [0.0 if search.noise[0] is None else search.noise[0][1] for search in searches])
         is_noisy = any(self._reals)
         self._reals.extend(search.least_confidence for search in searches)
@@ -165,7 +165,7 @@ class NativeTrees:
         self._count, self._most = count, most
         numbers = place_of(self._numbers)
         reals = place_of(self._reals)
-        found = place_of(self._found)
+        results = place_of(self._results)
         step = 8 * count
         # arguments of the call; the caller sets `kept`, `kept_step`, `ids` and `is_normed`
         self.structure = CTrees(
@@ -187,9 +187,9 @@ class NativeTrees:
             least_survival=reals + 2 * step,
             maps=None if self._maps is None else place_of(self._maps),
             keys=None if self._keys is None else place_of(self._keys),
-            counts=found,
-            tokens=found + step,
-            parents=found + step * (1 + most),
+            counts=results,
+            tokens=results + step,
+            parents=results + step * (1 + most),
             scores=place_of(self._scores),
         )
 
@@ -197,9 +197,9 @@ class NativeTrees:
         trees, total = [], self._count * self._most
         for tree in range(self._count):
             first = tree * self._most
-            end = first + self._found[tree]
-            tokens = self._found[self._count + first : self._count + end]
-            parents = self._found[self._count + total + first : self._count + total + end]
+            end = first + self._results[tree]
+            tokens = self._results[self._count + first : self._count + end]
+            parents = self._results[self._count + total + first : self._count + total + end]
             trees.append(FoundTree(tokens.tolist(), parents.tolist(), self._scores[first:end].tolist()))
         return trees
 

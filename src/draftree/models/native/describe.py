@@ -130,14 +130,16 @@ def _before_and_after(
     """Return each layer's queries before and after rotation, (rows, heads, head_dim), up to layer `last`."""
     heads = int(model.config.num_attention_heads)
     tokens = [1, 2, 1] if heads == 2 else [1, 2]  # not as many rows as heads, which tells both dimensions apart
-    found: dict[int, Tensor] = {}
+    outputs: dict[int, Tensor] = {}
     probe = _Queries(last=last)
     with ExitStack() as stack:
         for index, layer in enumerate(layers):
             attention = part(layer, *ATTENTION)
             for module in (first_part(attention, *QUERIES), first_part(attention, "q_norm")):
                 if module is not None:  # of product and norm, which runs later, the last one is kept
-                    hook = module.register_forward_hook(lambda _, given, out, index=index: found.update({index: out}))
+                    hook = module.register_forward_hook(
+                        lambda _, inputs, out, index=index: outputs.update({index: out})
+                    )
                     stack.callback(hook.remove)
         try:
             with announced(probe):
@@ -146,8 +148,8 @@ def _before_and_after(
             pass
     pairs = {}
     for index, after in probe.queries.items():
-        if index in found:
-            before = found[index][0].float()
+        if index in outputs:
+            before = outputs[index][0].float()
             before = before.transpose(0, 1) if before.shape[0] != len(tokens) else before
             pairs[index] = before.reshape(len(tokens), -1)[:, : after[0].numel()].reshape(after.shape), after
     return pairs
@@ -288,10 +290,10 @@ def _queries_keys_values(attention: Any, *, names: Names, pairs: int) -> tuple[L
     """Return the products before attention; heads of one product lie side by side, each with its key and value."""
     fused = first_part(attention, "query_key_value")
     if fused is None:
-        found = linears_of(attention, ("q_proj", "k_proj", "v_proj"), ("qkv_proj", "c_attn"), names=names)
-        if pairs and (len(found) != 3 or hasattr(attention, "q_norm")):
+        linears = linears_of(attention, ("q_proj", "k_proj", "v_proj"), ("qkv_proj", "c_attn"), names=names)
+        if pairs and (len(linears) != 3 or hasattr(attention, "q_norm")):
             raise NativeUnavailableError("neighbouring numbers rotate in a fused product, or behind norms of heads")
-        return (*(replace(one, pairs=pairs) for one in found[:2]), found[2]) if pairs else found
+        return (*(replace(linear, pairs=pairs) for linear in linears[:2]), linears[2]) if pairs else linears
     whole = linear_of(fused, "'query_key_value'", names=names)
     head_dim = int(part(attention, "head_size", "head_dim"))
     heads = whole.inputs // head_dim
@@ -346,7 +348,7 @@ def read(model: ModelFacts) -> Blueprint:
     head_norms = [name for layer in layers for name in (layer.query_norm, layer.key_norm) if name is not None]
     offset = 0 if table is None else int(getattr(table, "offset", 0))
     rows = model.max_length if table is None else int(table.weight.shape[0]) - offset
-    found = Blueprint(
+    plan = Blueprint(
         kind=model.kind,
         fingerprint=model.fingerprint,
         context=min(model.max_length, rows),
@@ -380,9 +382,9 @@ def read(model: ModelFacts) -> Blueprint:
         positions=None if table is None else names.of(table),
         position_offset=offset,
     )
-    require_sizes(found, names)
-    require_nothing_else(names, found)
-    return found
+    require_sizes(plan, names)
+    require_nothing_else(names, plan)
+    return plan
 
 
 def _layers(
@@ -394,7 +396,7 @@ def _layers(
     ropes = read_ropes(rotary, kinds, context=model.max_length)
     numbers = [None if kind is None else kinds.index(kind) for kind in of_layers]
     turned = rotations(model, modules, ropes, numbers)
-    numbers = [None if one is Rotation.NONE else number for one, number in zip(turned, numbers, strict=True)]
+    numbers = [None if turn is Rotation.NONE else number for turn, number in zip(turned, numbers, strict=True)]
     factors = query_factors(model, modules) if None in numbers else {}
     layers = tuple(
         describe_layer(
@@ -456,37 +458,37 @@ def _activation(mlps: Sequence[Any]) -> tuple[int, float, float]:
     return CLAMPED_SILU, *clamp
 
 
-def require_sizes(found: Blueprint, names: Names) -> None:
-    shared = [layer.experts.shared_down for layer in found.layers if layer.experts is not None]
-    inner = {down.inputs for down in (*(layer.down for layer in found.layers), *shared) if down is not None}
-    units = [("hidden size", found.hidden, 16), ("size of a head", found.head_dim, 16)]
+def require_sizes(plan: Blueprint, names: Names) -> None:
+    shared = [layer.experts.shared_down for layer in plan.layers if layer.experts is not None]
+    inner = {down.inputs for down in (*(layer.down for layer in plan.layers), *shared) if down is not None}
+    units = [("hidden size", plan.hidden, 16), ("size of a head", plan.head_dim, 16)]
     for name, size, unit in (*units, *(("inner size", size, 32) for size in sorted(inner))):
         if size % unit:
             raise NativeUnavailableError(f"its {name} of {size} is no multiple of {unit}")
-    heads, wide = (found.heads + 2 * found.kv_heads) * found.head_dim, 2 if found.is_gated else 1
-    for layer in found.layers:
+    heads, wide = (plan.heads + 2 * plan.kv_heads) * plan.head_dim, 2 if plan.is_gated else 1
+    for layer in plan.layers:
         sizes = (
             sum(linear.outputs for linear in layer.qkv),
             layer.output.inputs,
             sum(linear.outputs for linear in layer.gate_up),
             layer.down.inputs,
         )
-        if sizes != (heads, found.heads * found.head_dim, wide * layer.down.inputs, layer.down.inputs):
+        if sizes != (heads, plan.heads * plan.head_dim, wide * layer.down.inputs, layer.down.inputs):
             raise NativeUnavailableError(f"a layer has projections of the sizes {sizes}")
         norms = [
-            (layer.query_norm, found.heads if found.has_joint_norms else 1),
-            (layer.key_norm, found.kv_heads if found.has_joint_norms else 1),
+            (layer.query_norm, plan.heads if plan.has_joint_norms else 1),
+            (layer.key_norm, plan.kv_heads if plan.has_joint_norms else 1),
         ]
-        if any(norm and names.parameters[norm].shape != (count * found.head_dim,) for norm, count in norms):
+        if any(norm and names.parameters[norm].shape != (count * plan.head_dim,) for norm, count in norms):
             raise NativeUnavailableError("it normalizes queries and keys in parts of another size")
-    if len(found.ropes) > 2:
-        raise NativeUnavailableError(f"it has {len(found.ropes)} kinds of rotary positions")
+    if len(plan.ropes) > 2:
+        raise NativeUnavailableError(f"it has {len(plan.ropes)} kinds of rotary positions")
 
 
-def require_nothing_else(names: Names, found: Blueprint, others: Iterable[Any] = ()) -> None:
+def require_nothing_else(names: Names, plan: Blueprint, others: Iterable[Any] = ()) -> None:
     """Check that every parameter belongs to the blueprint, or is another one of known use."""
     known = set(map(id, others))
-    strange = [name for name, value in names.parameters.items() if name not in found.names and id(value) not in known]
+    strange = [name for name, value in names.parameters.items() if name not in plan.names and id(value) not in known]
     if strange:
         raise NativeUnavailableError(f"{len(strange)} of its parameters are of unknown use ({strange[0]}, …)")
 

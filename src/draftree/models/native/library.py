@@ -79,9 +79,9 @@ class GroupFunctions:
 
     def unpack(self, linear: CLinear, outputs: int) -> Tensor:
         """Return the first outputs of a product as the pass uses them, shape (outputs, inputs), float32."""
-        found = torch.empty(outputs, linear.inputs)
-        self._library.draftree_unpack_groups(ctypes.byref(linear), 0, outputs, found.data_ptr())
-        return found
+        weight = torch.empty(outputs, linear.inputs)
+        self._library.draftree_unpack_groups(ctypes.byref(linear), 0, outputs, weight.data_ptr())
+        return weight
 
 
 def lookup_of(plan: Blueprint) -> LinearBlueprint:
@@ -208,7 +208,7 @@ class SearchBuffers:
         )
         self.search_at = ctypes.addressof(self.search)
 
-    def found(self, rows: int, count: int) -> Top:
+    def top(self, rows: int, count: int) -> Top:
         tokens, scores = self._tokens[: rows * count], self._scores[: rows * count]
         if rows == 1:
             return Top([tokens], [scores], self._totals[:1])
@@ -284,9 +284,9 @@ class Library:
 
     def final_norm(self, decoder: CDecoder, states: Tensor) -> Tensor:
         """Return contiguous float32 states after the final norm, shape (rows, hidden)."""
-        found = torch.empty_like(states)
-        self._library.draftree_final_norm(ctypes.byref(decoder), states.data_ptr(), len(states), found.data_ptr())
-        return found
+        normed = torch.empty_like(states)
+        self._library.draftree_final_norm(ctypes.byref(decoder), states.data_ptr(), len(states), normed.data_ptr())
+        return normed
 
     def search(
         self,
@@ -324,7 +324,7 @@ class Library:
                 keys[2 * row + 1] = second | 1
         if rows and self._library.draftree_search(buffers.search_at, num_threads):
             raise MemoryError(f"no memory for the scores of {logits.width} tokens")
-        return buffers.found(rows, count)
+        return buffers.top(rows, count)
 
 
 @functools.cache

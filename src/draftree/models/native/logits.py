@@ -76,18 +76,18 @@ class NativeLogits(Logits):
     def picks(self, noise: RowNoise) -> Picks:
         has_noise = any(noise)
         count = min(FEW, self.at.width) if has_noise else 1
-        found = self.library.search(self.at, noise, count, totals=False, num_threads=self.num_threads)
-        picks = [tokens[0] for tokens in found.tokens]
-        for row, (entry, scores) in enumerate(zip(noise, found.scores, strict=True) if has_noise else ()):
+        top = self.library.search(self.at, noise, count, totals=False, num_threads=self.num_threads)
+        picks = [tokens[0] for tokens in top.tokens]
+        for row, (entry, scores) in enumerate(zip(noise, top.scores, strict=True) if has_noise else ()):
             if entry is not None and is_close(scores):
                 picks[row] = self._decided(row, entry)
-        return Picks(picks, [math.isfinite(scores[0]) for scores in found.scores])
+        return Picks(picks, [math.isfinite(scores[0]) for scores in top.scores])
 
     def _decided(self, row: int, noise: tuple[tuple[int, int], float]) -> int:
         at = self.at._replace(address=self.at.address + FLOAT_BYTES * row * self.at.stride, rows=1)
         count = min(self.library.max_count, at.width)
-        found = self.library.search(at, [noise], count, totals=False, num_threads=self.num_threads)
-        tokens, scores = found.tokens[0], found.scores[0]
+        top = self.library.search(at, [noise], count, totals=False, num_threads=self.num_threads)
+        tokens, scores = top.tokens[0], top.scores[0]
         near = sorted(token for token, score in zip(tokens, scores, strict=True) if score >= scores[0] - NEAR)
         logits = [ctypes.c_float.from_address(at.address + FLOAT_BYTES * token).value for token in near]
         return decided(near, logits, noise)
@@ -164,10 +164,10 @@ class NativeSubsetLogits(Logits):
         if count > library.max_count:
             with columns.computing():
                 return self._by_torch().top(noise, count, overwrites=overwrites)
-        found = library.search(
+        best = library.search(
             columns.at, noise, count, totals=True, num_threads=columns.num_threads, ids=self._subset.address
         )
-        return found._replace(tokens=[[names[column] for column in row] for row in found.tokens])
+        return best._replace(tokens=[[names[column] for column in row] for row in best.tokens])
 
     def computing(self) -> AbstractContextManager[object]:
         return self._columns.computing()

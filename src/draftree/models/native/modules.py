@@ -263,10 +263,10 @@ def norm_facts(norm: Any) -> NormFacts:
 
 def epsilon_of(norm: Any) -> float:
     """Return what a norm adds to the mean square."""
-    found = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
-    if found is None:
+    epsilon = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    if epsilon is None:
         raise NativeUnavailableError(f"{type(norm).__name__} has no 'eps'")
-    return float(found)
+    return float(epsilon)
 
 
 @torch.inference_mode()
@@ -281,19 +281,19 @@ def _norm_error(norm: Any, kind: int, offset: float) -> Tensor:
     sizes = torch.linspace(0.5, 1.5, weight.numel())
     sizes[::3] *= -1
     x = torch.stack([sizes, sizes * epsilon**0.5]) if epsilon > 0 else sizes[None]
-    found = copy.deepcopy(norm).float()(x).float()
+    output = copy.deepcopy(norm).float()(x).float()
     centred = x - x.mean(-1, keepdim=True) if kind == LAYER_NORM else x
     wanted = centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + epsilon) * (weight + offset) + bias
     # where product and bias cancel, the rounding of both counts
     size = torch.maximum(wanted.abs(), torch.as_tensor(bias).abs())
-    return (found - wanted).abs() / size.clamp_min(torch.finfo(torch.float32).tiny)
+    return (output - wanted).abs() / size.clamp_min(torch.finfo(torch.float32).tiny)
 
 
 def require_like_norms(model: Any, names: Iterable[str], wanted: NormFacts) -> None:
     for name in names:
-        found = norm_facts(model.get_submodule(name.rpartition(".")[0]))
-        if found != wanted:
+        facts = norm_facts(model.get_submodule(name.rpartition(".")[0]))
+        if facts != wanted:
             raise NativeUnavailableError(
-                f"its norms differ: epsilon and offset are {(found.epsilon, found.offset)} in '{name}' and "
+                f"its norms differ: epsilon and offset are {(facts.epsilon, facts.offset)} in '{name}' and "
                 f"{(wanted.epsilon, wanted.offset)} in the last norm"
             )

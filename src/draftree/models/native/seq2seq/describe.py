@@ -116,22 +116,22 @@ def _factor(vector: Tensor, of: Tensor, what: str) -> float:
 
 def _positions(model: Any, decoder: Any) -> dict[str, Any]:
     """Return the fields of a blueprint about the table of positions."""
-    found = first_part(decoder, "embed_positions")
-    if found is None:
+    table = first_part(decoder, "embed_positions")
+    if table is None:
         return {"context": UNBOUNDED}
-    prefix = next(name for name, module in model.named_modules() if module is found)
-    if isinstance(found, nn.Embedding):
-        offset = int(getattr(found, "offset", 0))
-        rows = int(found.weight.shape[0])
+    prefix = next(name for name, module in model.named_modules() if module is table)
+    if isinstance(table, nn.Embedding):
+        offset = int(getattr(table, "offset", 0))
+        rows = int(table.weight.shape[0])
         return {"positions": f"{prefix}.weight", "position_offset": offset, "context": rows - offset}
-    if not isinstance(getattr(found, "weights", None), Tensor):
-        raise NativeUnavailableError(f"its positions are a {type(found).__name__}, not a table")
+    if not isinstance(getattr(table, "weights", None), Tensor):
+        raise NativeUnavailableError(f"its positions are a {type(table).__name__}, not a table")
     # padding tokens have the position of padding, a row of zeros
-    pad, length = int(found.padding_idx), int(model.config.max_position_embeddings)
+    pad, length = int(table.padding_idx), int(model.config.max_position_embeddings)
     rows = length + pad + 1
-    if rows > found.weights.shape[0]:
-        found.make_weights(rows, found.embedding_dim, pad)
-    if found.weights[pad].any():
+    if rows > table.weights.shape[0]:
+        table.make_weights(rows, table.embedding_dim, pad)
+    if table.weights[pad].any():
         raise NativeUnavailableError("the position of its padding tokens is not zero")
     name = f"{prefix}.weights"
     return {"positions": name, "position_offset": pad + 1, "context": length, "unplaced": pad}
@@ -147,8 +147,8 @@ def score_bias_of(attention: Any, names: Names) -> ScoreBias | None:
     count = int(attention.relative_attention_num_buckets)
     settings = {"bidirectional": False, "num_buckets": count, "max_distance": distance}
     known = inspect.signature(attention._relative_position_bucket).parameters  # some families read their own settings
-    given = {name: value for name, value in settings.items() if name in known}
-    buckets = attention._relative_position_bucket(-torch.arange(distance + 1), **given)
+    options = {name: value for name, value in settings.items() if name in known}
+    buckets = attention._relative_position_bucket(-torch.arange(distance + 1), **options)
     return ScoreBias(names.of(table), tuple(buckets.tolist()))
 
 
@@ -157,8 +157,8 @@ OUTPUT = ("out_proj", "o")
 
 
 class LayerModules(NamedTuple):
-    own: Any  # attention to the text
-    own_norm: Any
+    attention: Any  # attention to the text
+    attention_norm: Any
     source: Any  # attention to the source
     source_norm: Any
     mlp: Any  # module with the products of the perceptron
@@ -172,11 +172,13 @@ def read_decoder(model: Any) -> tuple[Blueprint, SourceEncoder]:
     names, decoder = Names(model), model.get_decoder()
     modules = [_modules(layer) for layer in part(decoder, "layers", "block")]
     start_norm = first_part(decoder, "layernorm_embedding")
-    recorded = record(model, decoder, first=modules[0].own_norm, attention=modules[0].own, start_norm=start_norm)
-    heads = int(part(modules[0].own, "num_heads", "n_heads"))
+    recorded = record(
+        model, decoder, first=modules[0].attention_norm, attention=modules[0].attention, start_norm=start_norm
+    )
+    heads = int(part(modules[0].attention, "num_heads", "n_heads"))
     layers, biases = _layers(modules, names)
     last = first_part(decoder, "layer_norm", "final_layer_norm")
-    facts = norm_facts(modules[0].own_norm)
+    facts = norm_facts(modules[0].attention_norm)
     extra = [names.of(norm) for norm in (start_norm, last) if norm is not None]
     require_like_norms(model, [*(name for layer in layers for name in layer.norms), *extra], facts)
     final = None if last is None else names.of(last)
@@ -185,7 +187,7 @@ def read_decoder(model: Any) -> tuple[Blueprint, SourceEncoder]:
     linear = linear_of(model.get_output_embeddings(), "the head", names=names)
     if getattr(model, "final_logits_bias", None) is not None:
         linear = replace(linear, bias="final_logits_bias")
-    found = Blueprint(
+    plan = Blueprint(
         kind=type(model).__name__,
         fingerprint=fingerprint(model),
         dtype=str(model.dtype).removeprefix("torch."),
@@ -215,7 +217,7 @@ def read_decoder(model: Any) -> tuple[Blueprint, SourceEncoder]:
         score_biases=biases,
         **_positions(model, decoder),
     )
-    require_sizes(found, names)
+    require_sizes(plan, names)
     encoder = SourceEncoder(
         model.get_encoder(),
         [(_linear(layer.source, *QUERIES[1]), _linear(layer.source, *QUERIES[2])) for layer in modules],
@@ -223,10 +225,12 @@ def read_decoder(model: Any) -> tuple[Blueprint, SourceEncoder]:
         model.device,
         next(model.parameters()).dtype,
     )
-    # without tied embeddings the shared one may be in no use
+    # without tied embeddings the shared embedding may be in no use
     shared = (model.get_input_embeddings(), first_part(model.base_model, "shared"))
-    require_nothing_else(names, found, [*encoder.parameters, *(one.weight for one in shared if one is not None)])
-    return found, encoder
+    require_nothing_else(
+        names, plan, [*encoder.parameters, *(module.weight for module in shared if module is not None)]
+    )
+    return plan, encoder
 
 
 def _modules(layer: Any) -> LayerModules:
@@ -246,10 +250,10 @@ def _modules(layer: Any) -> LayerModules:
 
 
 def _linear(owner: Any, *names: str) -> nn.Linear:
-    found = part(owner, *names)
-    if type(found) is not nn.Linear:
-        raise NativeUnavailableError(f"'{names[0]}' is a {type(found).__name__}, not a plain linear layer")
-    return found
+    module = part(owner, *names)
+    if type(module) is not nn.Linear:
+        raise NativeUnavailableError(f"'{names[0]}' is a {type(module).__name__}, not a plain linear layer")
+    return module
 
 
 def _layers(modules: Sequence[LayerModules], names: Names) -> tuple[tuple[LayerBlueprint, ...], tuple[ScoreBias, ...]]:
@@ -257,25 +261,25 @@ def _layers(modules: Sequence[LayerModules], names: Names) -> tuple[tuple[LayerB
     biases: list[ScoreBias] = []
     layers = []
     for layer in modules:
-        bias = score_bias_of(layer.own, names)
+        bias = score_bias_of(layer.attention, names)
         if bias is not None and bias not in biases:
             biases.append(bias)
         has_gate = hasattr(layer.mlp, "wi_0")
         up = ("wi_0", "wi_1") if has_gate else ("fc1",) if hasattr(layer.mlp, "fc1") else ("wi",)
         layers.append(
             LayerBlueprint(
-                attention_norm=names.of(layer.own_norm),
+                attention_norm=names.of(layer.attention_norm),
                 attention_post_norm=None,
                 mlp_norm=names.of(layer.mlp_norm),
                 mlp_post_norm=None,
                 query_norm=None,
                 key_norm=None,
-                qkv=tuple(linear_of(part(layer.own, *each), f"'{each[0]}'", names=names) for each in QUERIES),
-                output=linear_of(part(layer.own, *OUTPUT), "'out_proj'", names=names),
+                qkv=tuple(linear_of(part(layer.attention, *each), f"'{each[0]}'", names=names) for each in QUERIES),
+                output=linear_of(part(layer.attention, *OUTPUT), "'out_proj'", names=names),
                 gate_up=linears_of(layer.mlp, up, (), names=names),
                 down=linear_of(part(layer.mlp, "fc2", "wo"), "'fc2'", names=names),
                 window=None,
-                scaling=float(part(layer.own, "scaling")),
+                scaling=float(part(layer.attention, "scaling")),
                 rope=None,
                 source=SourceBlueprint(
                     names.of(layer.source_norm),

@@ -38,9 +38,9 @@ class NativeSource:
 
     def last_keys(self) -> Tensor:
         """Return the keys of the last layer, float32 of shape (heads, length, head_dim)."""
-        found = self.memory[-1, 0].float()
-        heads, padded, dim = found.shape
-        rows = found.view(heads, padded // LANES, dim, LANES).transpose(2, 3)
+        keys = self.memory[-1, 0].float()
+        heads, padded, dim = keys.shape
+        rows = keys.view(heads, padded // LANES, dim, LANES).transpose(2, 3)
         return rows.reshape(heads, padded, dim)[:, : self.length]
 
 
@@ -80,7 +80,9 @@ class SourceEncoder:
         layers = []
         for pair in self.products:
             both = [F.linear(hidden[0], linear.weight, linear.bias) for linear in pair]
-            keys, values = (F.pad(one.view(length, self.heads, -1).transpose(0, 1), (0, 0, 0, padding)) for one in both)
+            keys, values = (
+                F.pad(part.view(length, self.heads, -1).transpose(0, 1), (0, 0, 0, padding)) for part in both
+            )
             heads, padded, dim = keys.shape
             keys = keys.reshape(heads, padded // LANES, LANES, dim).transpose(2, 3).reshape(heads, padded, dim)
             layers.append(torch.stack([keys, values]))
@@ -144,8 +146,8 @@ class NativeEncoderDecoder(NativeModel, SourcedModel[NativeSource]):
             sources=_rows_of(sources, counts, queries),
         )
         if self._attended is not None and queries is not None:
-            for source, own in zip(sources, queries.split(counts), strict=True):
-                self._attended.append(self._weights_of(source, own))
+            for source, part in zip(sources, queries.split(counts), strict=True):
+                self._attended.append(self._weights_of(source, part))
         return output
 
     def _weights_of(self, source: NativeSource, queries: Tensor) -> np.ndarray:
@@ -180,8 +182,8 @@ class DecoderWeights(ModelWeights):
         if name in self._parameters:
             return super().get(name)
         module, _, attribute = name.rpartition(".")
-        found: Tensor = getattr(self._owner.get_submodule(module), attribute)
-        return found.flatten() if found.shape[0] == 1 else found
+        value: Tensor = getattr(self._owner.get_submodule(module), attribute)
+        return value.flatten() if value.shape[0] == 1 else value
 
     def release(self, name: str) -> None:
         if name in self._parameters and id(self._parameters[name]) not in self._kept:

@@ -352,22 +352,22 @@ def open_store(folder: Path) -> WeightStore:
     from safetensors.torch import load_file
 
     try:
-        found = read_json(folder / DESCRIPTION)
-        if found["format"] != FORMAT:
-            raise ValueError(f"its format is {found['format']}, expected {FORMAT}")
-        if found.get("layout") != layout():
+        description = read_json(folder / DESCRIPTION)
+        if description["format"] != FORMAT:
+            raise ValueError(f"its format is {description['format']}, expected {FORMAT}")
+        if description.get("layout") != layout():
             raise ValueError("another version of the package wrote it")
         small = load_file(folder / SMALL)
         store = WeightStore(
             folder,
-            decoder=found["decoder"],
-            layers=found["layers"],
-            extents=tuple(Extent(**extent) for extent in found["extents"]),
-            tail=Extent(**found["tail"]),
-            embedding=None if found["embedding"] is None else Extent(**found["embedding"]),
+            decoder=description["decoder"],
+            layers=description["layers"],
+            extents=tuple(Extent(**extent) for extent in description["extents"]),
+            tail=Extent(**description["tail"]),
+            embedding=None if description["embedding"] is None else Extent(**description["embedding"]),
             small=tuple(small[str(number)] for number in range(len(small))),
-            packed_bytes=found["packed_bytes"],
-            facts=found.get("facts", {}),
+            packed_bytes=description["packed_bytes"],
+            facts=description.get("facts", {}),
         )
         if (size := store.file.stat().st_size) != store.num_bytes:
             raise ValueError(f"'{WEIGHTS}' has {size} bytes, expected {store.num_bytes}")
