@@ -1,4 +1,4 @@
-"""Damaged JSON from outside is one clear error, in every reader of files."""
+"""Paths and JSON files from outside the program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ import pytest
 
 from draftree.cli.size import host_costs_of
 from draftree.core.errors import DraftreeError
-from draftree.core.files import MAX_JSON_BYTES, JsonError, code_named_in, parse_json, read_json, read_json_lines
+from draftree.core.files import (
+    MAX_JSON_BYTES,
+    JsonError,
+    code_named_in,
+    parse_json,
+    read_json,
+    read_json_lines,
+    shown_name,
+)
 from draftree.engine.trace import read_trace
 from draftree.heads.calibration import CONFIDENCE, read_calibration, read_rates
 from draftree.heads.shipped import MANIFEST, read_manifest
@@ -121,3 +129,10 @@ def test_only_line_feeds_end_a_line_and_none_is_endless(tmp_path: Path) -> None:
 
 def test_a_byte_order_mark_is_no_content() -> None:
     assert parse_json(b'\xef\xbb\xbf{"a": 1}') == {"a": 1}
+
+
+def test_a_path_is_shown_by_its_last_part_and_a_name_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "small").mkdir()
+    monkeypatch.chdir(tmp_path / "small")
+    assert shown_name(str(tmp_path / "small")) == shown_name(".") == "small"
+    assert shown_name("owner/name") == "owner/name"

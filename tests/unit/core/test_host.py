@@ -1,28 +1,42 @@
-"""The choice of threads on machines that folders imitate: physical cores, nodes, kinds of cores, quotas."""
+"""The machine of a process: processors, threads, collection, clock and signals."""
 
 from __future__ import annotations
 
+import gc
 import os
+import shutil
+import signal
+import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from draftree import LLM
+import draftree
+from draftree import LLM, SamplingParams
 from draftree.core import host
-from draftree.core.errors import ConfigurationError
+from draftree.core.errors import ConfigurationError, GenerationError
 from draftree.core.host import (
     Processor,
     ProcessorFacts,
     choose_threads,
+    leaving_on_signals,
     parse_processors,
     ranges,
     read_processors,
     require_address_space,
+    single_threaded,
+    without_collection,
 )
+from draftree.models.native.model import NativeModel
 from draftree.models.table import TableLM, hashed
+from draftree.sampling.distributions import Distributions
+from native_samples import native
 
 
 class Machine:
@@ -249,3 +263,159 @@ def test_more_address_space_than_is_left_is_a_lack_of_memory(monkeypatch: pytest
     with pytest.raises(MemoryError, match="1024 MiB of memory cannot be mapped"):
         monkeypatch.setattr(host, "address_space_limit", lambda: 1 << 30)
         require_address_space(1 << 30)
+
+
+PARAMS = SamplingParams(max_tokens=4, temperature=0, repetition_penalty=1.2)
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    if host.libraries() is None:
+        pytest.skip("torch has no OpenMP here that can be found")
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_only_this_thread_is_single_threaded() -> None:
+    found: list[int] = []
+    with single_threaded():
+        assert torch.get_num_threads() == 1
+        other = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+        other.start()
+        other.join()
+    assert found == [2]
+    assert torch.get_num_threads() == 2
+
+
+def test_nested_contexts_restore_in_order() -> None:
+    with single_threaded():
+        with single_threaded():
+            pass
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 2
+
+
+def test_threads_come_back_after_an_error() -> None:
+    with pytest.raises(KeyboardInterrupt), single_threaded():
+        raise KeyboardInterrupt
+    assert torch.get_num_threads() == 2
+
+
+@pytest.fixture(scope="module")
+def in_c() -> NativeModel:
+    if shutil.which("cc") is None:
+        pytest.skip("native kernels need a C compiler")
+    return native("llama")
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> tuple[set[int], set[int]]:
+    """Torch's threads after distributions were processed, and before passes."""
+    processed, run = Distributions._processed, NativeModel.run
+    works: set[int] = set()
+    passes: set[int] = set()
+
+    def counting(distributions: Distributions) -> torch.Tensor:
+        logits = processed(distributions)
+        works.add(torch.get_num_threads())
+        return logits
+
+    monkeypatch.setattr(Distributions, "_processed", counting)
+    monkeypatch.setattr(NativeModel, "run", lambda own, one: passes.add(torch.get_num_threads()) or run(own, one))
+    return works, passes
+
+
+def test_a_round_computes_in_one_thread_after_a_pass_in_c(in_c: NativeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    works, passes = counted(monkeypatch)
+    LLM(in_c, "none").generate([[1, 2, 3], [4, 5]], replace(PARAMS, prompt_logprobs=1, logprobs=1))
+    assert works == {1}
+    assert passes == {2}
+    assert torch.get_num_threads() == 2
+
+
+def test_a_round_of_a_model_of_torch_computes_in_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    works, _ = counted(monkeypatch)
+    LLM(TableLM(hashed(13, seed=1)), "none").generate([[1, 2, 3]], PARAMS)
+    assert works == {2}
+
+
+def test_threads_come_back_after_a_failure(in_c: NativeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[int] = []
+
+    def failing(distributions: Distributions) -> torch.Tensor:
+        assert distributions.raw is not None
+        found.append(torch.get_num_threads())
+        raise RuntimeError("no distribution")
+
+    monkeypatch.setattr(Distributions, "_processed", failing)
+    with pytest.raises((GenerationError, RuntimeError), match="no distribution"):
+        LLM(in_c, "none").generate([[1, 2, 3]], PARAMS)
+    assert set(found) == {1}
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("operation", ["clone", "exp", "sum"])
+def test_no_other_thread_takes_part_in_an_operation(operation: str) -> None:
+    """By CPU time, which load does not lengthen: a thread that is woken spins for milliseconds afterwards."""
+    work = getattr(torch.randn(1, 400_000), operation)
+
+    def share_of_others() -> float:
+        whole, own = time.process_time(), time.thread_time()
+        work()
+        own = time.thread_time() - own
+        return 1 - own / (time.process_time() - whole)
+
+    with single_threaded():
+        # threads that were woken before may still spin at first
+        assert any(share_of_others() < 0.05 for _ in range(1000))
+    assert any(share_of_others() > 0.05 for _ in range(1000))
+
+
+def test_the_collector_is_off_inside_and_on_again_after_an_error() -> None:
+    assert gc.isenabled()
+    with pytest.raises(KeyError), without_collection():
+        assert not gc.isenabled()
+        raise KeyError("x")
+    assert gc.isenabled()
+
+
+def test_a_collector_that_is_off_stays_off() -> None:
+    gc.disable()
+    try:
+        with without_collection():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_the_package_imports_its_modules_without_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+
+    def imported(_: str) -> Any:
+        found.append(gc.isenabled())
+        return SimpleNamespace(LLM=1)
+
+    monkeypatch.setattr(draftree, "import_module", imported)
+    monkeypatch.delitem(vars(draftree), "LLM", raising=False)
+    assert draftree.LLM == 1
+    assert found == [False]
+    assert gc.isenabled()
+
+
+class Signalled:
+    """An object whose finalizer gets a signal."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        signal.raise_signal(self.number)
+
+
+@pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_signal_during_a_finalizer_is_not_lost(number: int, raised: type[BaseException]) -> None:
+    with pytest.raises(raised), leaving_on_signals():
+        Signalled(number)
+        time.sleep(600)
