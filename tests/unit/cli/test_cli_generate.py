@@ -307,10 +307,10 @@ def test_a_grammar_is_compiled_before_either_clock_starts(
     generate: Any, base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from draftree.cli import runs
-    from draftree.sampling.grammar import compiler
+    from draftree.sampling.grammar.compiler import Grammars
 
     steps = []
-    for where, name in ((compiler, "_compiled"), (runs, "write")):
+    for where, name in ((Grammars, "_compiled"), (runs, "write")):
         plain = getattr(where, name)
 
         def noted(*given: Any, plain: Any = plain, name: str = name, **named: Any) -> Any:
