@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import StoppingCriteriaList, StopStringCriteria
 from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
-from draftree.build import build_parts, choose_methods, decide
+from draftree.build import build_parts, choose_methods
 from draftree.core.errors import ConfigurationError, MissingTokenizerError
 from draftree.core.noise import Noise
 from draftree.drafters.base import LoadedDraftModel
@@ -45,7 +45,7 @@ from draftree.loading.lending import borrowed, is_padding_counted
 from draftree.loading.loaded import LoadedModel
 from draftree.models.source import EncoderDecoder, HiddenSource
 from draftree.models.torch.inspection import turning_length
-from draftree.options import AUTO_DRAFT, EngineLimits
+from draftree.options import EngineLimits
 from draftree.outputs import CompletionStats, stats_of
 from draftree.sampling.controls import Controls
 from draftree.sampling.params import SamplingParams
@@ -278,15 +278,12 @@ def _rows(
 def _parts(
     drafting: Drafting, target: LoadedModel, tokenizer: Tokenizer | None, assistant: LoadedDraftModel | None
 ) -> EngineParts:
-    draft, plan = drafting.draft, drafting.plan
-    if draft == AUTO_DRAFT:
-        choice = decide(target, "coupled", plan)
-        draft, plan = choice.draft, choice.plan
-    methods = choose_methods(draft, "coupled", plan)
+    drafting = drafting.decided(target)
+    methods = choose_methods(drafting.draft, "coupled", drafting.plan)
     for reads, what in ((methods.traits.reads_predictions, "prediction"), (methods.traits.reads_grammars, "grammar")):
         if reads:
             raise ConfigurationError(
-                f"draft={draft!r} drafts from the {what} of a request, and generate takes none: "
+                f"draft={drafting.draft!r} drafts from the {what} of a request, and generate takes none: "
                 f"name another drafter, or use draftree.LLM with SamplingParams({what}=...)"
             )
     load = None if assistant is None else lambda name: assistant

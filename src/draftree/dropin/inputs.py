@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftree.build import decide
 from draftree.core.errors import ConfigurationError, InvalidRequestError, UnsupportedModelError
 from draftree.dropin.refusals import WITHOUT, refuse_cache
+from draftree.loading.loaded import LoadedModel
 from draftree.loading.transformers_model import first_line
 from draftree.models.base import Extend, LanguageModel, Pass, Slot
 from draftree.models.check import TOLERANCE
@@ -19,6 +21,7 @@ from draftree.models.source import HiddenSource
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.hf_cache import CachedModel
 from draftree.models.torch.inspection import CACHE_NAMES, ReadPrompt
+from draftree.options import AUTO_DRAFT
 from draftree.sampling.controls import Controls, build_controls
 from draftree.sampling.params import SamplingParams
 
@@ -37,6 +40,13 @@ class Drafting:
 
     draft: str
     plan: str | None
+
+    def decided(self, target: LoadedModel) -> Drafting:
+        """Return the same specs with a named drafter in the place of `auto`."""
+        if self.draft != AUTO_DRAFT:
+            return self
+        choice = decide(target, "coupled", self.plan)
+        return Drafting(choice.draft, choice.plan)
 
 
 def choose_drafting(draft: str | None, plan: str | None, assistant: Any, config: Any) -> Drafting:
