@@ -6,8 +6,8 @@ stacked over the layers. Here the tokenizer file follows the checkpoint in the s
 
 from __future__ import annotations
 
+import math
 import struct
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,125 +35,100 @@ ROPE_THETA = 10_000.0
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 
-LAYER_TENSORS = {
-    "input_layernorm": "attention_norm",
-    "self_attn.q_proj": "wq",
-    "self_attn.k_proj": "wk",
-    "self_attn.v_proj": "wv",
-    "self_attn.o_proj": "wo",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "w1",
-    "mlp.down_proj": "w2",
-    "mlp.up_proj": "w3",
-}
-"""Modules of a layer of transformers, and the tensors of `run.c`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Llama2cHeader:
-    """The seven integers at the beginning; a negative vocabulary size means a separate output matrix."""
-
-    dim: int
-    hidden_dim: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    vocab_size: int
-    context_length: int
-    shares_output: bool = field(kw_only=True)
-
-    @property
-    def head_dim(self) -> int:
-        return self.dim // self.num_heads
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        layers, dim, hidden = self.num_layers, self.dim, self.hidden_dim
-        kv_dim = self.num_kv_heads * self.head_dim
-        shapes: dict[str, tuple[int, ...]] = {
-            "token_embedding": (self.vocab_size, dim),
-            "attention_norm": (layers, dim),
-            "wq": (layers, dim, dim),
-            "wk": (layers, kv_dim, dim),
-            "wv": (layers, kv_dim, dim),
-            "wo": (layers, dim, dim),
-            "ffn_norm": (layers, dim),
-            "w1": (layers, hidden, dim),
-            "w2": (layers, dim, hidden),
-            "w3": (layers, hidden, dim),
-            "final_norm": (dim,),
-            "rope_cosines": (self.context_length, self.head_dim // 2),
-            "rope_sines": (self.context_length, self.head_dim // 2),
-        }
-        return shapes if self.shares_output else shapes | {"output": (self.vocab_size, dim)}
-
 
 def convert_llama2c(source: Path, folder: Path, *, progress: Progress) -> None:
     """Write configuration, float32 weights and tokenizer of a checkpoint and its tokenizer into the empty `folder`."""
     content = source.read_bytes()
-    header = read_header(source, content)
-    tensors, end = read_tensors(source, content, header)
-    pieces, scores = read_tokenizer(source, content[end:], header.vocab_size)
+    settings = read_header(source, content)
+    weights, end = read_weights(source, content, settings)
+    pieces, scores = read_tokenizer(source, content[end:], settings["vocab_size"])
     tokenizer = sentencepiece_tokenizer(
         pieces, [-score for score in scores], starts_with_space=True, unknown=pieces[UNKNOWN]
     )
     roles = {"unk_token": UNKNOWN, "bos_token": BOS, "eos_token": EOS, "pad_token": EOS}
-    settings = TokenizerSettings(roles=roles, adds_bos=True, context_length=header.context_length)
-    save_tokenizer(tokenizer, pieces, settings, folder=folder)
+    of_tokenizer = TokenizerSettings(roles=roles, adds_bos=True, context_length=settings["max_position_embeddings"])
+    save_tokenizer(tokenizer, pieces, of_tokenizer, folder=folder)
     config = save_configuration(
         folder,
         model_type="llama",
         model_class="LlamaForCausalLM",
-        settings={
-            "vocab_size": header.vocab_size,
-            "hidden_size": header.dim,
-            "intermediate_size": header.hidden_dim,
-            "num_hidden_layers": header.num_layers,
-            "num_attention_heads": header.num_heads,
-            "num_key_value_heads": header.num_kv_heads,
-            "head_dim": header.head_dim,
-            "max_position_embeddings": header.context_length,
-            "rms_norm_eps": RMS_NORM_EPS,
-            "rope_parameters": {"rope_theta": ROPE_THETA, "rope_type": "default"},
-            "tie_word_embeddings": header.shares_output,
-            "bos_token_id": BOS,
-            "eos_token_id": EOS,
-            "pad_token_id": EOS,
-        },
+        settings=settings,
         dtype="float32",
         # These models were trained with bos between the texts and without eos: bos ends a text.
         stop_ids=(BOS, EOS),
     )
-    named = parameters(header, tensors)
-    write_safetensors(
-        folder / "model.safetensors",
-        parameter_shapes(config),
-        named.__getitem__,
-        dtype="float32",
-        progress=progress,
-    )
+    shapes = parameter_shapes(config)
+    write_safetensors(folder / "model.safetensors", shapes, weights.__getitem__, dtype="float32", progress=progress)
 
 
-def read_header(source: Path, content: bytes) -> Llama2cHeader:
+def read_header(source: Path, content: bytes) -> dict[str, Any]:
+    """Return the settings of the model; a negative vocabulary size means a separate output matrix."""
     if len(content) < HEADER.size:
         raise broken(source, f"it has {len(content)} bytes")
-    dim, hidden_dim, num_layers, num_heads, num_kv_heads, vocab_size, context = HEADER.unpack_from(content)
-    sizes = [dim, hidden_dim, num_layers, num_heads, num_kv_heads, abs(vocab_size), context]
+    dim, hidden_dim, num_layers, num_heads, num_kv_heads, vocab_size, context_length = HEADER.unpack_from(content)
+    sizes = [dim, hidden_dim, num_layers, num_heads, num_kv_heads, abs(vocab_size), context_length]
     if min(sizes) <= 0 or dim % num_heads or num_heads % num_kv_heads:
         raise broken(source, f"its sizes {sizes} do not describe a model")
-    return Llama2cHeader(*sizes, shares_output=vocab_size > 0)
+    return {
+        "vocab_size": abs(vocab_size),
+        "hidden_size": dim,
+        "intermediate_size": hidden_dim,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_kv_heads,
+        "head_dim": dim // num_heads,
+        "max_position_embeddings": context_length,
+        "rms_norm_eps": RMS_NORM_EPS,
+        "rope_parameters": {"rope_theta": ROPE_THETA, "rope_type": "default"},
+        "tie_word_embeddings": vocab_size > 0,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "pad_token_id": EOS,
+    }
 
 
-def read_tensors(source: Path, content: bytes, header: Llama2cHeader) -> tuple[dict[str, Array], int]:
-    """Return the stacked tensors as views of the content, and the position after them."""
-    tensors: dict[str, Array] = {}
+def read_weights(source: Path, content: bytes, settings: dict[str, Any]) -> tuple[dict[str, Array], int]:
+    """Return the tensors by their transformers names, in its layout of rotated heads, and the position after them."""
+    layers, dim, hidden = settings["num_hidden_layers"], settings["hidden_size"], settings["intermediate_size"]
+    kv_dim = settings["num_key_value_heads"] * settings["head_dim"]
+    embedding = (settings["vocab_size"], dim)
+    rope = (settings["max_position_embeddings"], settings["head_dim"] // 2)
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens": embedding,
+        "input_layernorm": (layers, dim),
+        "self_attn.q_proj": (layers, dim, dim),
+        "self_attn.k_proj": (layers, kv_dim, dim),
+        "self_attn.v_proj": (layers, kv_dim, dim),
+        "self_attn.o_proj": (layers, dim, dim),
+        "post_attention_layernorm": (layers, dim),
+        "mlp.gate_proj": (layers, hidden, dim),
+        "mlp.down_proj": (layers, dim, hidden),
+        "mlp.up_proj": (layers, hidden, dim),
+        "model.norm": (dim,),
+        "cosines": rope,
+        "sines": rope,
+    }
+    if not settings["tie_word_embeddings"]:
+        shapes["lm_head"] = embedding
+    num_heads = {
+        "self_attn.q_proj": settings["num_attention_heads"],
+        "self_attn.k_proj": settings["num_key_value_heads"],
+    }
+    weights: dict[str, Array] = {}
     position = HEADER.size
-    for name, shape in header.shapes().items():
-        count = int(np.prod(shape))
+    for name, shape in shapes.items():
+        count = math.prod(shape)
         if position + 4 * count > len(content):
             raise broken(source, f"it ends within the tensor '{name}'")
-        tensors[name] = np.frombuffer(content, np.dtype("<f4"), count, position).reshape(shape)
+        values = np.frombuffer(content, np.dtype("<f4"), count, position).reshape(shape)
         position += 4 * count
-    return tensors, position
+        if name.startswith(("input", "self", "post", "mlp")):  # stacked over the layers
+            for layer, rows in enumerate(values):
+                rows = pairs_to_halves(rows, num_heads[name]) if name in num_heads else rows
+                weights[f"model.layers.{layer}.{name}.weight"] = rows
+        else:
+            weights[f"{name}.weight"] = values
+    return weights, position
 
 
 def read_tokenizer(source: Path, content: bytes, vocab_size: int) -> tuple[list[str], list[float]]:
@@ -176,20 +151,6 @@ def read_tokenizer(source: Path, content: bytes, vocab_size: int) -> tuple[list[
         else:
             pieces.append(spelled.replace(" ", WORD_START))
     return pieces, scores
-
-
-def parameters(header: Llama2cHeader, tensors: dict[str, Array]) -> dict[str, Array]:
-    """Return the tensors under their transformers names, in its layout of rotated heads."""
-    named = {"model.embed_tokens.weight": tensors["token_embedding"], "model.norm.weight": tensors["final_norm"]}
-    if not header.shares_output:
-        named["lm_head.weight"] = tensors["output"]
-    heads = {"wq": header.num_heads, "wk": header.num_kv_heads}
-    for layer in range(header.num_layers):
-        for module, tensor in LAYER_TENSORS.items():
-            values = tensors[tensor][layer]
-            values = pairs_to_halves(values, heads[tensor]) if tensor in heads else values
-            named[f"model.layers.{layer}.{module}.weight"] = values
-    return named
 
 
 def broken(source: Path, why: str) -> ModelLoadError:

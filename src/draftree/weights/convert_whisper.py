@@ -27,20 +27,12 @@ VERSION = 6
 TYPES = {0: "<f4", 1: "i1", 2: "<i2", 3: "<i4", 4: "<f2"}
 
 
-@dataclass(frozen=True, slots=True)
-class Variable:
-    shape: tuple[int, ...]
-    dtype: str
-    offset: int
-    size: int  # in bytes
-
-
 class Ctranslate2File:
     """A model file, and what follows it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.variables: dict[str, Variable] = {}
+        self.variables: dict[str, np.ndarray] = {}
         self._bytes = np.memmap(path, dtype=np.uint8, mode="r")
         self._place = 0
         try:
@@ -63,21 +55,21 @@ class Ctranslate2File:
                 raise UnsupportedModelError(f"'{self.path}': '{name}' has values of the unknown type {code}")
             if math.prod(shape) * np.dtype(TYPES[code]).itemsize != size:
                 raise ValueError(name)
-            self.variables[name] = Variable(shape, TYPES[code], self._place, size)
+            start = self._place
             self._take(size)
+            self.variables[name] = self._bytes[start : start + size].view(TYPES[code]).reshape(shape)
         self.aliases = {self._name(): self._name() for _ in range(self._number("I"))}
         self.rest = bytes(self._bytes[self._place :])  # the bytes after the model in the file
 
-    def variable(self, name: str) -> Variable:
+    def variable(self, name: str) -> np.ndarray:
+        """Return the values of a variable as a view of the file."""
         if name not in self.variables:
             raise self.broken(f"'{name}' is missing")
         return self.variables[name]
 
     def values(self, name: str) -> np.ndarray:
-        variable = self.variable(name)
-        values = (
-            self._bytes[variable.offset : variable.offset + variable.size].view(variable.dtype).reshape(variable.shape)
-        )
+        """Return a copy of the values of a variable, floating-point ones as float32."""
+        values = self.variable(name)
         if values.dtype.kind != "f":
             return np.array(values)
         values = values.astype(np.float32)
