@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import ModelLoadError, ModelNotFoundError
-from draftree.core.files import JsonError, read_json
 from draftree.heads.config import HeadConfig
+from draftree.weights.folders import index_files, read_settings
 
 
 @final
@@ -200,7 +200,7 @@ class HeadFolder:
         """The content of `config.json`."""
         if not (self.path / CONFIG).is_file():
             raise ModelNotFoundError(f"it has no '{CONFIG}': give the folder of a head")
-        return Values(self._json(CONFIG))
+        return Values(read_settings(self.path / CONFIG))
 
     @cached_property
     def files(self) -> list[str]:
@@ -208,21 +208,14 @@ class HeadFolder:
         for name in (SAFE, *MEDUSA_FILES, PICKLED):
             if (self.path / name).is_file():
                 return [name]
-            if (self.path / (name + INDEX)).is_file():
-                return self._parts(name + INDEX)
+            if (index := self.path / (name + INDEX)).is_file():
+                files = index_files(index)
+                if missing := [file for file in files if not (self.path / file).is_file()]:
+                    raise ModelNotFoundError(
+                        f"it has no file '{missing[0]}', which '{index.name}' names: get the head again"
+                    )
+                return files
         raise ModelNotFoundError(f"it has no '{SAFE}', '{PICKLED}' or '{MEDUSA_FILES[0]}': its weights are missing")
-
-    def _parts(self, index: str) -> list[str]:
-        places = self._json(index).get("weight_map")
-        if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
-            raise ModelLoadError(f"'{index}' is damaged: it has no 'weight_map' of tensors: get the head again")
-        files = sorted(set(places.values()))
-        for file in files:
-            if Path(file).name != file:
-                raise ModelLoadError(f"'{index}' names '{file}': files must be in the same folder")
-            if not (self.path / file).is_file():
-                raise ModelNotFoundError(f"it has no file '{file}', which '{index}' names: get the head again")
-        return files
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -255,7 +248,7 @@ class HeadFolder:
             with safe_open(self.path / file, framework="pt") as held:
                 yield held
         except (OSError, SafetensorError, ValueError) as reason:
-            raise _damaged(file, reason) from reason
+            raise ModelLoadError(f"'{file}' is damaged or unreadable ({reason}): get the head again") from reason
 
     def _unpickled(self, file: str, device: str) -> dict[str, Tensor]:
         try:
@@ -265,16 +258,6 @@ class HeadFolder:
         if not isinstance(held, dict) or not all(isinstance(value, Tensor) for value in held.values()):
             raise ModelLoadError(f"'{file}' is no table of tensors: nothing else is unpickled")
         return {str(name): value for name, value in held.items()}
-
-    def _json(self, name: str) -> dict[str, Any]:
-        try:
-            return read_json(self.path / name)
-        except (FileNotFoundError, JsonError) as reason:
-            raise _damaged(name, reason) from reason
-
-
-def _damaged(file: str, reason: Exception) -> ModelLoadError:
-    return ModelLoadError(f"'{file}' is damaged or unreadable ({reason}): get the head again")
 
 
 class Layout(Protocol):
