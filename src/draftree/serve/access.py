@@ -72,13 +72,13 @@ class KeyRing:
         scheme, _, secret = authorization.partition(" ")
         if scheme.lower() != "bearer" or not secret.strip():
             raise _unauthorized("the header Authorization must have the form 'Bearer KEY'", "invalid_api_key")
-        digest, found = _digest(secret.strip()), None
+        digest, match = _digest(secret.strip()), None
         for known, key in self._keys:  # all of them: the time does not depend on which one matches
             if hmac.compare_digest(known, digest):
-                found = key
-        if found is None:
+                match = key
+        if match is None:
             raise _unauthorized("the API key is not known to this server: check it", "invalid_api_key")
-        return found
+        return match
 
 
 def _digest(secret: str) -> bytes:
@@ -140,11 +140,13 @@ class Authentication:
         is_public = scope["type"] != "http" or scope["path"] in PUBLIC_PATHS or scope["path"].startswith(PUBLIC_FOLDER)
         if not is_public:
             headers = dict(reversed(scope["headers"]))
-            given = headers.get(b"authorization")
-            if given is None and KEY_HEADER in headers:
-                given = b"Bearer " + headers[KEY_HEADER]
+            authorization = headers.get(b"authorization")
+            if authorization is None and KEY_HEADER in headers:
+                authorization = b"Bearer " + headers[KEY_HEADER]
             try:
-                record_of(scope).key = self.keys.authenticate(None if given is None else given.decode("latin-1"))
+                record_of(scope).key = self.keys.authenticate(
+                    None if authorization is None else authorization.decode("latin-1")
+                )
             except ApiError as error:
                 await refuse(scope, receive, send, error=error)
                 return
@@ -165,9 +167,9 @@ class HostCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket"):
-            given = {name: value.decode("latin-1") for name, value in scope["headers"]}
-            host = given.get(b"host", "")
-            origin = given.get(b"origin", "")
+            headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+            host = headers.get(b"host", "")
+            origin = headers.get(b"origin", "")
             if host and not self._is_allowed(f"//{host}"):
                 await refuse(scope, receive, send, error=_forbidden("host", host, "allowed-host"))
                 return

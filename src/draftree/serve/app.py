@@ -75,13 +75,13 @@ def _describe_truly(app: FastAPI) -> None:
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            found = describe()
-            for path in found["paths"].values():
+            description = describe()
+            for path in description["paths"].values():
                 for operation in path.values():
                     operation["responses"].pop("422", None)
             for name in ("HTTPValidationError", "ValidationError"):
-                found.get("components", {}).get("schemas", {}).pop(name, None)
-            app.openapi_schema = json.loads(json.dumps(found), object_hook=whole)
+                description.get("components", {}).get("schemas", {}).pop(name, None)
+            app.openapi_schema = json.loads(json.dumps(description), object_hook=whole)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]

@@ -73,11 +73,11 @@ class Resampler:
             places = (self._num_outputs + np.arange(start, min(count, start + step))) * self._down
             inputs = windows[places // self._up - self._half - self._first]
             phase, rest = np.divmod(places % self._up * self._phases, self._up)
-            found = np.einsum("ij,ij->i", inputs, self._kernels[phase])
+            values = np.einsum("ij,ij->i", inputs, self._kernels[phase])
             if rest.any():
                 share = (rest / self._up).astype(np.float32)
-                found += share * (np.einsum("ij,ij->i", inputs, self._kernels[phase + 1]) - found)
-            result[start : start + step] = found
+                values += share * (np.einsum("ij,ij->i", inputs, self._kernels[phase + 1]) - values)
+            result[start : start + step] = values
         self._num_outputs += count
         kept = self._num_outputs * self._down // self._up - self._half
         if kept > self._first:
@@ -195,15 +195,15 @@ def read_sound(data: bytes, rate: int, *, max_seconds: float = math.inf) -> np.n
     if not data:
         raise _refusal("is empty: send a sound file")
     blocks = _blocks(data)
-    found = next(blocks)
-    if not MIN_RATE <= found <= MAX_RATE:
-        raise _refusal(f"has {found} samples per second: {MIN_RATE} to {MAX_RATE} are supported")
-    resampler = None if found == rate else Resampler(found, rate)
+    source_rate = next(blocks)
+    if not MIN_RATE <= source_rate <= MAX_RATE:
+        raise _refusal(f"has {source_rate} samples per second: {MIN_RATE} to {MAX_RATE} are supported")
+    resampler = None if source_rate == rate else Resampler(source_rate, rate)
     parts: list[np.ndarray] = []
     num_frames = 0
     for block in blocks:
         num_frames += len(block)
-        if num_frames > max_seconds * found:
+        if num_frames > max_seconds * source_rate:
             raise _refusal(f"holds more than {max_seconds:g} seconds of sound: send a shorter one")
         mono = block.mean(axis=1, dtype=np.float32)
         if not np.isfinite(mono).all():

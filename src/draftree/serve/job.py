@@ -86,9 +86,9 @@ class Job:
                 self._check(update)
                 yield ChoiceUpdate(update.sequence.index, update)
             return
-        async for found in self._merged():
-            self._check(found.update)
-            yield found
+        async for choice in self._merged():
+            self._check(choice.update)
+            yield choice
 
     async def _merged(self) -> AsyncIterator[ChoiceUpdate]:
         arrived: asyncio.Queue[ChoiceUpdate | BaseException | None] = asyncio.Queue()
@@ -105,13 +105,13 @@ class Job:
         try:
             going = len(readers)
             while going:
-                found = await arrived.get()
-                if found is None:
+                item = await arrived.get()
+                if item is None:
                     going -= 1
-                elif isinstance(found, BaseException):
-                    raise found
+                elif isinstance(item, BaseException):
+                    raise item
                 else:
-                    yield found
+                    yield item
         finally:
             for reader in readers:
                 reader.cancel()
@@ -126,9 +126,9 @@ class Job:
             raise api_error(error) from error
 
     async def finish(self, on_update: Callable[[ChoiceUpdate], None] | None = None) -> list[Completion]:
-        async for found in self.updates():
+        async for choice in self.updates():
             if on_update is not None:
-                on_update(found)
+                on_update(choice)
         return self.completions()
 
     async def further(self, prompt: Any, options: RequestOptions) -> Completion:

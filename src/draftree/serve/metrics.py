@@ -252,11 +252,11 @@ class Metrics:
         yield _family(COUNTER, "draftree_disconnected_requests", "Requests whose client left early.", (), gone)
         queue = {(): requests.queue_seconds}
         yield _histogram("draftree_queue_seconds", "Time of a request in the queue.", (), queue)
-        for name, text, found in (
+        for name, text, histograms in (
             ("time_to_first_token", "Arrival to the first token.", requests.first_token),
             ("request", "Arrival to the end of the response.", requests.duration),
         ):
-            yield _histogram(f"draftree_{name}_seconds", text, ("model", "draft"), found)
+            yield _histogram(f"draftree_{name}_seconds", text, ("model", "draft"), histograms)
 
     def _vllm_metrics(self) -> Iterator[Metric]:
         requests = self._requests
@@ -346,7 +346,7 @@ def _speculation_metrics(models: tuple[ModelSource, ...]) -> Iterator[Metric]:
         count = attrgetter(name)
         values = {labels: count(totals) for labels, totals in each.items()}
         yield _family(COUNTER, f"draftree_{name}", text, DRAFT_LABELS, values)
-        values = {labels: sum(map(count, found)) for labels, found in sums.items()}
+        values = {labels: sum(map(count, group)) for labels, group in sums.items()}
         yield _family(COUNTER, f"vllm:{vllm_name}", text, VLLM_LABELS, values)
     positions: Counter[Labels] = Counter()
     vllm_positions: Counter[Labels] = Counter()
@@ -362,7 +362,7 @@ def _speculation_metrics(models: tuple[ModelSource, ...]) -> Iterator[Metric]:
     text = "Seconds between two tokens."
     gaps = {labels: totals.token_gaps for labels, totals in each.items()}
     yield _histogram("draftree_inter_token_seconds", text, DRAFT_LABELS, gaps)
-    gaps = {labels: merged(totals.token_gaps for totals in found) for labels, found in sums.items()}
+    gaps = {labels: merged(totals.token_gaps for totals in group) for labels, group in sums.items()}
     yield _histogram("vllm:inter_token_latency_seconds", text, VLLM_LABELS, gaps)
 
 
@@ -376,15 +376,15 @@ def _learning_metrics(models: tuple[ModelSource, ...]) -> Iterator[Metric]:
     """Yield the metrics of learning, by model and learner (`suffix` or `head`); none without learning."""
     labels = ("model", "learner")
     stores = [(source.name, source.llm.llm.learned) for source in models]
-    found = {(name, stats.name): stats for name, store in stores if store for stats in store.stats}
-    if not found:
+    learners = {(name, stats.name): stats for name, store in stores if store for stats in store.stats}
+    if not learners:
         return
     for kind, name, text, attribute in LEARNING:
-        values = {key: getattr(stats, attribute) for key, stats in found.items()}
+        values = {key: getattr(stats, attribute) for key, stats in learners.items()}
         yield _family(kind, f"draftree_{name}", text, labels, values)
     shares = {
         (*key, head): share
-        for key, stats in found.items()
+        for key, stats in learners.items()
         for head, share in (("base", stats.base_acceptance), ("learned", stats.learned_acceptance))
         if share is not None
     }
@@ -409,7 +409,7 @@ def _family(kind: Any, name: str, text: str, labels: Labels, values: Mapping[Any
 
 def _histogram(name: str, text: str, labels: Labels, values: Mapping[Any, Histogram]) -> Metric:
     family = HistogramMetricFamily(name, text, labels=labels)
-    for key, found in values.items():
-        bounds = [*map(str, found.bounds), "+Inf"]
-        family.add_metric(key, list(zip(bounds, accumulate(found.counts), strict=True)), sum_value=found.total)
+    for key, histogram in values.items():
+        bounds = [*map(str, histogram.bounds), "+Inf"]
+        family.add_metric(key, list(zip(bounds, accumulate(histogram.counts), strict=True)), sum_value=histogram.total)
     return family

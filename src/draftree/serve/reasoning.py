@@ -223,16 +223,16 @@ class HarmonySplitter(Splitter):
 
     def push(self, text: str) -> list[Delta]:
         self._buffer += text
-        found: list[Delta] = []
+        deltas: list[Delta] = []
         while True:
             marker = self._markers.search(self._buffer)
             known = len(self._buffer) - self._markers.partial_length(self._buffer) if marker is None else marker.start()
-            found += self._read(self._buffer[:known])
+            deltas += self._read(self._buffer[:known])
             self._buffer = self._buffer[known if marker is None else marker.end() :]
             if marker is None:
-                return found
+                return deltas
             if marker[0] == "<|message|>" and self._header is not None:
-                found += self._open(self._header)
+                deltas += self._open(self._header)
             elif marker[0] in ("<|channel|>", "<|constrain|>"):
                 self._header = (self._header or "") + marker[0]
             else:
@@ -260,11 +260,11 @@ class HarmonySplitter(Splitter):
         return [Delta("call", index=self._num_calls - 1, id=f"call_{uuid.uuid4().hex[:24]}", name=recipient[1])]
 
     def finish(self) -> list[Delta]:
-        found = self._read(self._buffer)
+        deltas = self._read(self._buffer)
         if self._header and not self._channel:
-            found.append(Delta("text", self._header))
+            deltas.append(Delta("text", self._header))
         self._buffer, self._header = "", ""
-        return found
+        return deltas
 
 
 HARMONY = Harmony()
@@ -301,20 +301,20 @@ def reasoning_variables(
     """
     reads = frozenset[str]() if model.tokenizer is None else model.tokenizer.template_variables
     switch = next((name for name in SWITCHES if name in reads), None)
-    found: dict[str, Any] = {}
+    variables: dict[str, Any] = {}
     if effort is not None:
         if "reasoning_effort" in reads and not (effort == "none" and switch):
-            found["reasoning_effort"] = effort
+            variables["reasoning_effort"] = effort
         elif switch is not None:
-            found[switch] = effort != "none"
+            variables[switch] = effort != "none"
         elif effort != "none":
             note(names.get("reasoning_effort", "reasoning_effort"), UNREAD)
     if is_enabled is not None:
         if switch is not None:
-            found[switch] = is_enabled
+            variables[switch] = is_enabled
         elif is_enabled or reasoning_format(model.chat_template) is not None:
             note(names.get("enable_thinking", "enable_thinking"), UNREAD)
-    return found
+    return variables
 
 
 @dataclass(frozen=True, slots=True)

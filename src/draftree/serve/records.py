@@ -95,9 +95,9 @@ class RequestRecord:
             self.first_token_seconds = now - self.start
 
 
-def request_id_of(given: str | None) -> str:
-    if given is not None and REQUEST_ID.fullmatch(given):
-        return given
+def request_id_of(sent: str | None) -> str:
+    if sent is not None and REQUEST_ID.fullmatch(sent):
+        return sent
     return f"req-{uuid.uuid4().hex}"
 
 
@@ -147,8 +147,8 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = next((value for name, value in scope["headers"] if name == HEADER), None)
-        request_id = request_id_of(None if given is None else given.decode("latin-1"))
+        sent_id = next((value for name, value in scope["headers"] if name == HEADER), None)
+        request_id = request_id_of(None if sent_id is None else sent_id.decode("latin-1"))
         record = RequestRecord(request_id, scope["method"], scope["path"], self._clock(), is_strict=self._is_strict)
         parent = next((value for name, value in scope["headers"] if name == TRACEPARENT), None)
         record.traceparent = None if parent is None else parent.decode("latin-1")

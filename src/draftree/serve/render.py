@@ -156,32 +156,32 @@ class Report:
 
     def __init__(self, job: Job, body: SamplingBody) -> None:
         self._job, self._wanted = job, body.reports
-        self._found: list[dict[str, Any]] = []
+        self._parts: list[dict[str, Any]] = []
 
-    def add(self, found: ChoiceUpdate) -> None:
-        self._found.append(self.part(found))
+    def add(self, choice: ChoiceUpdate) -> None:
+        self._parts.append(self.part(choice))
 
-    def part(self, found: ChoiceUpdate) -> dict[str, Any]:
+    def part(self, choice: ChoiceUpdate) -> dict[str, Any]:
         job, report = self._job, dict[str, Any]()
         if self._wanted.pieces:
             report["pieces"] = [
                 {
-                    "index": found.index,
+                    "index": choice.index,
                     "text": piece.text,
                     "origin": "plain" if job.is_plain else "drafted" if piece.drafted else "target",
                 }
-                for piece in found.update.pieces
+                for piece in choice.update.pieces
             ]
         if self._wanted.rounds:
-            texts, rounds = job.served.texts, found.update.rounds
-            report["rounds"] = [round_json(found.index, record, texts, draft=job.draft) for record in rounds]
+            texts, rounds = job.served.texts, choice.update.rounds
+            report["rounds"] = [round_json(choice.index, record, texts, draft=job.draft) for record in rounds]
         return report
 
     def fields(self, completions: Sequence[Completion]) -> dict[str, Any]:
         if not self.is_wanted:
             return {}
         names = [name for name in ("pieces", "rounds") if getattr(self._wanted, name)]
-        parts = {name: [row for part in self._found for row in part[name]] for name in names}
+        parts = {name: [row for part in self._parts for row in part[name]] for name in names}
         return {"draftree": {**parts, **closing_json(completions)}}
 
     @property

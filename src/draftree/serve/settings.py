@@ -95,13 +95,13 @@ def _split(drafters: Sequence[str], names: Sequence[str]) -> tuple[list[str], di
 
 
 def _drafts(choice: ModelChoice, shared: Sequence[str], own: dict[str, list[str]]) -> tuple[str, ...]:
-    found = [spec for name in choice.names for spec in own.get(name, ())] or list(shared)
-    if not found:
+    specs = [spec for name in choice.names for spec in own.get(name, ())] or list(shared)
+    if not specs:
         return DEFAULT_DRAFTS
-    twice = next((spec for spec in found if found.count(spec) > 1), None)
+    twice = next((spec for spec in specs if specs.count(spec) > 1), None)
     if twice is not None:
         raise ConfigurationError(f"drafter '{twice}' of model '{choice.name}' is given twice: give it once")
-    return () if found == [NO_DRAFT] else tuple(found)
+    return () if specs == [NO_DRAFT] else tuple(specs)
 
 
 MEBIBYTE = 2**20

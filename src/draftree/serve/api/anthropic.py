@@ -346,8 +346,8 @@ def _choice(choice: ToolChoice) -> dict[str, Any]:
     if choice.type == "tool" and choice.name is None:
         raise invalid("'tool_choice.name' is missing: name a tool", "tool_choice.name")
     named = {"type": "function", "function": {"name": choice.name}}
-    found = {"auto": "auto", "any": "required", "none": "none", "tool": named}[choice.type]
-    return {"tool_choice": found, "parallel_tool_calls": not choice.disable_parallel_tool_use}
+    tool_choice = {"auto": "auto", "any": "required", "none": "none", "tool": named}[choice.type]
+    return {"tool_choice": tool_choice, "parallel_tool_calls": not choice.disable_parallel_tool_use}
 
 
 @final

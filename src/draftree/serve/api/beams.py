@@ -156,16 +156,16 @@ class BeamRequest:
             )
         limit = min(room, settings.max_beam_tokens // self.width) if self.limit is None else self.limit
         try:
-            found = replace(self.params, max_new_tokens=limit, min_new_tokens=self.prompt.min_tokens)
+            params = replace(self.params, max_new_tokens=limit, min_new_tokens=self.prompt.min_tokens)
         except InvalidRequestError as error:
             raise named_error(error, self.names) from error
-        if self.width * min(found.limit(length), room) > settings.max_beam_tokens:
+        if self.width * min(params.limit(length), room) > settings.max_beam_tokens:
             raise invalid(
-                f"{self.width} beams of {min(found.limit(length), room)} tokens are more than the "
+                f"{self.width} beams of {min(params.limit(length), room)} tokens are more than the "
                 f"{settings.max_beam_tokens} that this server allows in one search: lower {FIELD}.max_len_ratio",
                 f"{FIELD}.max_len_ratio",
             )
-        return found
+        return params
 
 
 async def _ids(
@@ -300,11 +300,11 @@ class BeamTexts:
     @property
     def hypotheses(self) -> list[Hypothesis]:
         """All texts, best first for each prompt."""
-        return [found for result in self.results for found in result.hypotheses]
+        return [hypothesis for result in self.results for hypothesis in result.hypotheses]
 
     def usage(self) -> dict[str, Any]:
         prompts = sum(len(result.prompt_token_ids) for result in self.results)
-        written = sum(len(found.tokens) for found in self.hypotheses)
+        written = sum(len(hypothesis.tokens) for hypothesis in self.hypotheses)
         return {
             "prompt_tokens": prompts,
             "completion_tokens": written,
@@ -314,32 +314,32 @@ class BeamTexts:
 
     def _placed(self) -> Iterator[tuple[int, BeamResult, Hypothesis]]:
         for place, result in enumerate(self.results):
-            for rank, found in enumerate(result.hypotheses, place * self.num_choices):
-                yield rank, result, found
+            for rank, hypothesis in enumerate(result.hypotheses, place * self.num_choices):
+                yield rank, result, hypothesis
 
     def completion(self, body: CompletionBody, head: Head, echoed: Sequence[str]) -> dict[str, Any]:
         texts, choices = head.model.texts if self.has_logprobs else None, []
-        for index, result, found in self._placed():
+        for index, result, hypothesis in self._placed():
             before = echoed[index // self.num_choices] if echoed else ""
-            choice = {"index": index, "text": before + (found.text or ""), "logprobs": None, **_ending(found)}
+            choice = {"index": index, "text": before + (hypothesis.text or ""), "logprobs": None, **_ending(hypothesis)}
             if texts is not None:
                 offsets = OffsetLogprobs(texts, skip_special_tokens=True, prompt_ids=result.prompt_token_ids)
-                choice["logprobs"] = offsets.push(_entries(found), found.tokens, is_last=True)
+                choice["logprobs"] = offsets.push(_entries(hypothesis), hypothesis.tokens, is_last=True)
             if body.return_token_ids:
-                choice |= {"prompt_token_ids": list(result.prompt_token_ids), "token_ids": list(found.tokens)}
+                choice |= {"prompt_token_ids": list(result.prompt_token_ids), "token_ids": list(hypothesis.tokens)}
             choices.append(choice)
         return {**head.fields("text_completion"), "choices": choices, "usage": self.usage()}
 
     def chat(self, body: ChatBody, head: Head) -> dict[str, Any]:
         choices = []
-        for index, _, found in self._placed():
+        for index, _, hypothesis in self._placed():
             logprobs = None
             if self.has_logprobs:
-                logprobs = {"content": chat_logprobs(_entries(found), head.model.texts), "refusal": None}
-            message = {"role": "assistant", "content": found.text or "", "refusal": None}
-            choice = {"index": index, "message": message, "logprobs": logprobs, **_ending(found)}
+                logprobs = {"content": chat_logprobs(_entries(hypothesis), head.model.texts), "refusal": None}
+            message = {"role": "assistant", "content": hypothesis.text or "", "refusal": None}
+            choice = {"index": index, "message": message, "logprobs": logprobs, **_ending(hypothesis)}
             if body.return_token_ids:
-                choice["token_ids"] = list(found.tokens)
+                choice["token_ids"] = list(hypothesis.tokens)
             choices.append(choice)
         whole = {**head.fields("chat.completion"), "choices": choices, "usage": self.usage()}
         if body.service_tier is not None:
@@ -349,19 +349,20 @@ class BeamTexts:
         return whole
 
 
-def _ending(found: Hypothesis) -> dict[str, Any]:
+def _ending(hypothesis: Hypothesis) -> dict[str, Any]:
     return {
-        "finish_reason": "length" if found.finish_reason == "length" else "stop",
-        "stop_reason": found.stop_reason,
-        "score": finite(found.score),
-        "cumulative_logprob": finite(found.cumulative_logprob),
+        "finish_reason": "length" if hypothesis.finish_reason == "length" else "stop",
+        "stop_reason": hypothesis.stop_reason,
+        "score": finite(hypothesis.score),
+        "cumulative_logprob": finite(hypothesis.cumulative_logprob),
     }
 
 
-def _entries(found: Hypothesis) -> tuple[TokenLogprob, ...]:
+def _entries(hypothesis: Hypothesis) -> tuple[TokenLogprob, ...]:
     """Return what each token added to the score."""
     return tuple(
-        TokenLogprob(token, logprob, ()) for token, logprob in zip(found.tokens, found.token_logprobs, strict=True)
+        TokenLogprob(token, logprob, ())
+        for token, logprob in zip(hypothesis.tokens, hypothesis.token_logprobs, strict=True)
     )
 
 
@@ -370,7 +371,7 @@ async def searched(
     model: ServedModel,
     *,
     prompts: Sequence[Any],
-    asked: BeamRequest,
+    search: BeamRequest,
     priority: int,
     response_id: str,
     decoder: DecoderOptions,
@@ -384,31 +385,31 @@ async def searched(
     record = server.record_of(request)
     record.response_id, record.draft = response_id, "none"
     encode = prompt_encoder(model, encode, decoder.get("source_lang"))
-    async with server.admit(request, texts=len(prompts) * asked.width, priority=priority):
+    async with server.admit(request, texts=len(prompts) * search.width, priority=priority):
         try:
             encode_text = partial(model.llm.prompts.encode_text, add_special_tokens=False)
-            asked = await asked.encoded(encode_text)
-            most = longest_prompt(server.settings, model, asked.prompt)
+            search = await search.encoded(encode_text)
+            most = longest_prompt(server.settings, model, search.prompt)
             ids = [await encode(prompt, most=most) for prompt in prompts]
-            limited = within_limits(server.settings, model, prompts=ids, options=asked.prompt)
+            limited = within_limits(server.settings, model, prompts=ids, options=search.prompt)
             ids = [model.llm.llm.requests.truncated(tokens, limited) for tokens in ids]
             rest = DecoderOptions(decoder_prompt=decoder.get("decoder_prompt"), target_lang=decoder.get("target_lang"))
             start = await model.llm.prompts.encode_start(RequestOptions(**rest))
-            lengths = [len(beam_opening(model.llm.llm.model, one, start).tokens) for one in ids]
+            lengths = [len(beam_opening(model.llm.llm.model, tokens, start).tokens) for tokens in ids]
             jobs = [
-                (one, asked.for_prompt(server.settings, length, model.max_context))
-                for one, length in zip(ids, lengths, strict=True)
+                (tokens, search.for_prompt(server.settings, length, model.max_context))
+                for tokens, length in zip(ids, lengths, strict=True)
             ]
             record.prompt_tokens = sum(map(len, ids))
             results = await _results(model, jobs, rest)
         except InvalidRequestError as error:
-            raise named_error(error, asked.names) from error
-        if asked.has_logprobs:
+            raise named_error(error, search.names) from error
+        if search.has_logprobs:
             await model.prepare_texts()
-        texts = BeamTexts(results, asked.params.num_return_sequences, asked.has_logprobs)
+        texts = BeamTexts(results, search.params.num_return_sequences, search.has_logprobs)
         _note(record, texts)
         if server.settings.log_prompts:
-            record.prompt, record.texts = list(prompts), [found.text or "" for found in texts.hypotheses]
+            record.prompt, record.texts = list(prompts), [hypothesis.text or "" for hypothesis in texts.hypotheses]
         return texts
 
 
@@ -427,7 +428,7 @@ async def _results(
 
 def _note(record: RequestRecord, texts: BeamTexts) -> None:
     record.cached_tokens = record.accepted_tokens = 0
-    record.completion_tokens = sum(len(found.tokens) for found in texts.hypotheses)
+    record.completion_tokens = sum(len(hypothesis.tokens) for hypothesis in texts.hypotheses)
     record.rounds = sum(result.num_steps for result in texts.results)
-    record.finish_reasons = [found.finish_reason for found in texts.hypotheses]
+    record.finish_reasons = [hypothesis.finish_reason for hypothesis in texts.hypotheses]
     record.note_first_token(SYSTEM_CLOCK())

@@ -51,11 +51,11 @@ def _adds_prompt(body: ChatBody) -> bool:
     return False
 
 
-def template_variables(given: Mapping[str, Any] | None, tokenizer: Tokenizer | None) -> dict[str, Any]:
+def template_variables(variables: Mapping[str, Any] | None, tokenizer: Tokenizer | None) -> dict[str, Any]:
     """Return variables for a chat template, without switches that are off and that it does not have."""
     known = frozenset() if tokenizer is None else tokenizer.template_variables
     kept = {}
-    for name, value in (given or {}).items():
+    for name, value in (variables or {}).items():
         is_off = value is None or value is False
         if is_off and name not in known and not difflib.get_close_matches(name, known, n=1, cutoff=LIKENESS):
             note(f"chat_template_kwargs.{name[:64]}", "is ignored: the chat template does not read it")
@@ -91,20 +91,20 @@ def _with_object(call: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(text, str) or not isinstance(function, dict):
         return call
     try:
-        found = from_json(text or "{}", allow_partial="trailing-strings")
+        arguments = from_json(text or "{}", allow_partial="trailing-strings")
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        arguments = None
+    if not isinstance(arguments, dict):
         note("messages.tool_calls", "has arguments that are no object, which the chat template cannot write")
-        found = {}
-    return {**call, "function": {**function, "arguments": found}}
+        arguments = {}
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _other_fields(message: Message, template: str, place: str) -> dict[str, Any]:
     """Return the fields that only some templates read."""
-    given = {"name": message.name, "tool_call_id": message.tool_call_id, **(message.model_extra or {})}
+    others = {"name": message.name, "tool_call_id": message.tool_call_id, **(message.model_extra or {})}
     kept = {}
-    for field, value in given.items():
+    for field, value in others.items():
         if value is None:
             continue
         if reads_key(template, field) or (message.role == "tool" and field in Message.model_fields):
@@ -355,17 +355,17 @@ async def _events(body: ChatBody, request: Request) -> AsyncGenerator[bytes, Non
 async def _beams(body: ChatBody, request: Request) -> Response:
     model = chat_model_of(request, body.model)
     head = Head.of("chatcmpl", body, model)
-    found = await searched(
+    results = await searched(
         request,
         model,
         prompts=[template_messages(body.messages, model.chat_template)],
-        asked=chat_request(body, server_of(request).settings),
+        search=chat_request(body, server_of(request).settings),
         priority=body.priority or 0,
         response_id=head.id,
         decoder=body.decoder,
         encode=_encoder(body, model),
     )
-    return JsonResponse(found.chat(body, head))
+    return JsonResponse(results.chat(body, head))
 
 
 def _encoder(

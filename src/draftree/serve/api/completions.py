@@ -62,9 +62,9 @@ class CompletionWriter:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         encoder = ChunkEncoder(self._fields)
-        async for found in self._job.updates():
-            self._num_sent += len(found.update.token_ids)
-            chunk = self._chunk(found)
+        async for part in self._job.updates():
+            self._num_sent += len(part.update.token_ids)
+            chunk = self._chunk(part)
             if chunk is not None:
                 yield encoder.event(chunk)
         last = last_chunk(self._job, self._body)
@@ -225,22 +225,22 @@ async def _beams(body: CompletionBody, request: Request) -> Response:
     model = model_of(request, body.model)
     if body.suffix:
         raise invalid("'suffix' is not supported with beam search: leave it out", "suffix")
-    asked = completion_request(body, server_of(request).settings)
+    search = completion_request(body, server_of(request).settings)
     head, prompts = Head.of("cmpl", body, model), _prompts(body)
-    found = await searched(
+    results = await searched(
         request,
         model,
         prompts=prompts,
-        asked=asked,
+        search=search,
         priority=body.priority or 0,
         response_id=head.id,
         decoder=body.decoder,
     )
     echoed: list[str] = []
     if body.echo:
-        for prompt, result in zip(prompts, found.results, strict=True):
-            echoed.append(await _text_of(model, asked.prompt, prompt, result.prompt_token_ids))
-    return JsonResponse(found.completion(body, head, echoed))
+        for prompt, result in zip(prompts, results.results, strict=True):
+            echoed.append(await _text_of(model, search.prompt, prompt, result.prompt_token_ids))
+    return JsonResponse(results.completion(body, head, echoed))
 
 
 def _prompts(body: CompletionBody) -> list[str | list[int]]:

@@ -59,8 +59,10 @@ async def _embedded(body: EmbeddingsBody, request: Request) -> Response:
                 ids = await model.llm.prompts.encode(text, most=min(most, model.max_context))
                 if len(ids) > most:
                     raise invalid(f"'input[{index}]' has {len(ids)} tokens: this server allows at most {most}", "input")
-                found = await model.llm.embed(ids, pooling=body.pooling or "mean")
-                data.append({"object": "embedding", "index": index, "embedding": _written(found, body.encoding_format)})
+                vector = await model.llm.embed(ids, pooling=body.pooling or "mean")
+                data.append(
+                    {"object": "embedding", "index": index, "embedding": _written(vector, body.encoding_format)}
+                )
                 count += len(ids)
         except InvalidRequestError as error:
             raise named_error(error, NAMES) from error

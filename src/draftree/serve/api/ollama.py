@@ -99,14 +99,14 @@ class PromptBody(Body):
 
     def fields(self, model: str) -> dict[str, Any]:
         options = Options.model_validate({}) if self.options is None else self.options
-        found = options.model_dump(exclude={"num_predict"}, exclude_none=True)
+        fields = options.model_dump(exclude={"num_predict"}, exclude_none=True)
         # as many as fit, by default and for every negative number
-        found["max_tokens"] = -1 if options.num_predict is None else max(options.num_predict, -1)
+        fields["max_tokens"] = -1 if options.num_predict is None else max(options.num_predict, -1)
         if isinstance(self.format, dict):
-            found["response_format"] = {"type": "json_schema", "json_schema": {"name": "_", "schema": self.format}}
+            fields["response_format"] = {"type": "json_schema", "json_schema": {"name": "_", "schema": self.format}}
         elif self.format:
-            found["response_format"] = {"type": "json_object"}
-        return found | {"model": model, "stream": self.stream is not False, "draft": self.draft}
+            fields["response_format"] = {"type": "json_object"}
+        return fields | {"model": model, "stream": self.stream is not False, "draft": self.draft}
 
     @property
     def num_logprobs(self) -> int | None:
@@ -225,8 +225,8 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     if not body.messages:
         return _loaded(body, request, {"message": {"role": "assistant", "content": ""}})
     messages = _messages(body.messages)
-    asked = body.chat(_served_name(request, body.model), messages, list(body.tools or []) or None)
-    return await _answer(request, _chatting(asked, request), _message, stream=body.stream is not False)
+    chat_body = body.chat(_served_name(request, body.model), messages, list(body.tools or []) or None)
+    return await _answer(request, _chatting(chat_body, request), _message, stream=body.stream is not False)
 
 
 @router.post("/generate", summary="Answer or continue a prompt, in Ollama's form", responses=LINES)
@@ -390,24 +390,24 @@ def _served_name(request: Request, name: str) -> str:
 
 def _messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
     """Return messages in OpenAI's form, in which calls and their results have ids."""
-    found: list[dict[str, Any]] = []
+    converted: list[dict[str, Any]] = []
     waiting: list[str] = []
     for message in messages:
-        made: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+        fields: dict[str, Any] = {"role": message.role, "content": message.content or ""}
         if message.thinking:
-            made["reasoning_content"] = message.thinking
+            fields["reasoning_content"] = message.thinking
         if message.tool_calls:
             # nine digits, as some chat templates require
-            waiting = [f"{len(found):04}{place:05}" for place in range(len(message.tool_calls))]
-            made["tool_calls"] = [
+            waiting = [f"{len(converted):04}{place:05}" for place in range(len(message.tool_calls))]
+            fields["tool_calls"] = [
                 {"id": name, "type": "function", "function": call.function.model_dump()}
                 for name, call in zip(waiting, message.tool_calls, strict=True)
             ]
         if message.role == "tool":
-            made |= {"tool_call_id": waiting.pop(0)} if waiting else {}
-            made |= {"name": message.tool_name} if message.tool_name else {}
-        found.append(made)
-    return found
+            fields |= {"tool_call_id": waiting.pop(0)} if waiting else {}
+            fields |= {"name": message.tool_name} if message.tool_name else {}
+        converted.append(fields)
+    return converted
 
 
 def _details(model: ServedModel) -> dict[str, Any]:

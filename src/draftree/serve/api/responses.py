@@ -125,28 +125,28 @@ IGNORED = ("id", "status")
 
 
 def items_of(
-    given: str | Sequence[Mapping[str, Any]], stored: Callable[[str], Mapping[str, Any] | None]
+    items_given: str | Sequence[Mapping[str, Any]], stored: Callable[[str], Mapping[str, Any] | None]
 ) -> list[Mapping[str, Any]]:
     """Return the input items of a request; references to stored items are replaced by these."""
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    if not given:
+    if isinstance(items_given, str):
+        return [{"role": "user", "content": items_given}]
+    if not items_given:
         raise invalid("'input' is empty: give a text, or at least one item", "input")
     items: list[Mapping[str, Any]] = []
     names = set[str]()
-    for number, item in enumerate(given):
+    for number, item in enumerate(items_given):
         if item.get("type") == "item_reference":
             place = f"input[{number}]"
             _require_keys(item, ("type",), place)
             name = _text(item, "id", place)
-            found = stored(name)
-            if found is None:
+            stored_item = stored(name)
+            if stored_item is None:
                 message = f"'{place}.id': the item '{name[:100]}' is not stored, or no longer: send the item itself"
                 raise invalid(message, f"{place}.id", code="item_not_found")
             if name in names:  # many references to a long item would make any conversation of a short request
                 raise invalid(f"'{place}.id': the item '{name[:100]}' is named twice", f"{place}.id")
             names.add(name)
-            item = found
+            item = stored_item
         items.append(item)
     return items
 
@@ -243,13 +243,13 @@ def chat_tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | Non
     """Return the tools in the form of /v1/chat/completions, which has the fields of a function in an object."""
     if tools is None:
         return None
-    found = []
+    functions = []
     for number, tool in enumerate(tools):
         if tool.get("type") != "function":
             message = f"'tools[{number}].type' must be \"function\": the server has no tools of its own"
             raise invalid(message, f"tools[{number}].type")
-        found.append({"type": "function", "function": {key: tool[key] for key in tool if key != "type"}})
-    return found
+        functions.append({"type": "function", "function": {key: tool[key] for key in tool if key != "type"}})
+    return functions
 
 
 Event = dict[str, Any]

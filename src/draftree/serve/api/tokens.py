@@ -38,13 +38,13 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
         special = body.add_special_tokens is not False
         tokens = await model.llm.prompts.encode_text(body.prompt, add_special_tokens=special)
     names = _tokenizer(model).vocabulary() if body.return_token_strs else []
-    found = {
+    answer = {
         "count": len(tokens),
         "max_model_len": model.max_context,
         "tokens": tokens,
         "token_strs": [names[token] for token in tokens] if body.return_token_strs else None,
     }
-    return JsonResponse(found)
+    return JsonResponse(answer)
 
 
 @router.post("/detokenize", summary="Decode token ids")

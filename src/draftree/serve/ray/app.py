@@ -52,14 +52,14 @@ class PrefixRouter(RequestRouter):
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         request = _request_of(pending_request)
-        found = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        replicas = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         cache = self.replica_queue_len_cache
-        loads = {name: cache.get(replica.replica_id) or 0 for name, replica in found.items()}
+        loads = {name: cache.get(replica.replica_id) or 0 for name, replica in replicas.items()}
         if pending_request is not None:
             # the groups are all replicas worth trying: pause before they are tried again
             pending_request.routing_context.should_backoff = True
         return [
-            [found[name] for name in group]
+            [replicas[name] for name in group]
             for group in self._routing.rank(request.blocks, loads, avoid=request.avoid, holder=request.holder)
         ]
 

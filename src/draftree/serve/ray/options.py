@@ -70,12 +70,12 @@ class ReplicaOptions:
     @classmethod
     def parse(cls, number: str) -> ReplicaOptions:
         """Read a number of replicas, such as "2", or a range for autoscaling, such as "1-4"."""
-        found = re.fullmatch(r"(\d+)(?:-(\d+))?", number.strip(), re.ASCII)
-        if found is None:
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", number.strip(), re.ASCII)
+        if match is None:
             raise ConfigurationError(f"the number of replicas is '{number}': write a number, or a range such as 1-4")
-        if found[2] is None:
-            return cls(num_replicas=int(found[1]))
-        return cls(num_replicas=None, min_replicas=int(found[1]), max_replicas=int(found[2]))
+        if match[2] is None:
+            return cls(num_replicas=int(match[1]))
+        return cls(num_replicas=None, min_replicas=int(match[1]), max_replicas=int(match[2]))
 
     @property
     def most_replicas(self) -> int:

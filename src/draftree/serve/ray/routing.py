@@ -30,12 +30,12 @@ def prefix_blocks(body: Mapping[str, Any]) -> Blocks:
     Values of wrong types are hashed as they are: the replica refuses them.
     """
     text = "".join(_parts(body))[: BLOCK_CHARACTERS * MAX_BLOCKS]
-    found: list[bytes] = []
+    blocks: list[bytes] = []
     before = b""
     for start, end in pairwise(range(0, len(text) + 1, BLOCK_CHARACTERS)):
         before = blake2b(before + text[start:end].encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        found.append(before)
-    return tuple(found)
+        blocks.append(before)
+    return tuple(blocks)
 
 
 def _parts(body: Mapping[str, Any]) -> Iterator[str]:
@@ -195,8 +195,8 @@ Part = AnswerStart | bytes
 def picklable_scope(scope: Scope) -> dict[str, Any]:
     """Return the fields of a scope that describe the request; the rest belongs to the server that received it."""
     kept = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "client", "server")
-    found = {name: scope[name] for name in kept if name in scope}
-    return found | {"headers": [(bytes(name), bytes(value)) for name, value in scope["headers"]], "root_path": ""}
+    fields = {name: scope[name] for name in kept if name in scope}
+    return fields | {"headers": [(bytes(name), bytes(value)) for name, value in scope["headers"]], "root_path": ""}
 
 
 async def call_app(app: App, request: HttpRequest, *, replica: str) -> AsyncGenerator[Part, None]:

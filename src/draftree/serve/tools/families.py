@@ -43,13 +43,13 @@ def functions_of(tools: object) -> tuple[Function, ...]:
         return ()
     if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
         raise invalid(f"'tools' must be a list of at most {MAX_TOOLS} tools", "tools")
-    found = tuple(_function(tool, f"tools[{number}]") for number, tool in enumerate(tools))
-    names = [function.name for function in found]
+    functions = tuple(_function(tool, f"tools[{number}]") for number, tool in enumerate(tools))
+    names = [function.name for function in functions]
     for number, name in enumerate(names):
         if name in names[:number]:
             message = f"two tools have the name '{name}': rename one of them"
             raise invalid(message, f"tools[{number}].function.name")
-    return found
+    return functions
 
 
 def _function(tool: Any, place: str) -> Function:
@@ -72,16 +72,16 @@ def _function(tool: Any, place: str) -> Function:
     return Function(name, _schema(inner.get("parameters"), f"{place}.parameters"), bool(strict), tool)
 
 
-def _schema(given: object, place: str) -> Mapping[str, Any]:
-    if given is None or given == {}:
+def _schema(parameters: object, place: str) -> Mapping[str, Any]:
+    if parameters is None or parameters == {}:
         return {"type": "object", "properties": {}}
-    if not isinstance(given, Mapping) or given.get("type", "object") != "object":
+    if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
         raise invalid(f"'{place}' must be a JSON schema of the type object", place)
     try:
-        found: Mapping[str, Any] = {"type": "object", **json.loads(schema_text(given))}
+        schema: Mapping[str, Any] = {"type": "object", **json.loads(schema_text(parameters))}
     except ValueError as error:
         raise invalid(f"'{place}' is not a JSON schema: {error}", place) from error
-    return found
+    return schema
 
 
 def required_name(choice: object, functions: tuple[Function, ...]) -> str | None:

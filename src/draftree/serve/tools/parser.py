@@ -272,10 +272,10 @@ class NamedReader(CallReader):
                 self._header += character
                 is_short = len(self._header) <= MAX_HEADER and re.fullmatch(r"[\s\w.\[\]-]*", self._header)
                 return Status.MORE if is_short else Status.BROKEN
-            found = self.HEADER.fullmatch(self._header)
-            if found is None or found[1] not in self._names:
+            header = self.HEADER.fullmatch(self._header)
+            if header is None or header[1] not in self._names:
                 return Status.BROKEN
-            self.name = found[1]
+            self.name = header[1]
         if not self._scan.push(character):
             return Status.BROKEN
         self.arguments.append(character)
@@ -355,13 +355,13 @@ class XmlReader(CallReader):
 
 def _typed(schema: Mapping[str, Any], name: str, value: str) -> Any:
     """Return the value of a parameter: as JSON if that follows the schema of the arguments, else as text."""
-    found = json_or_none(value)
-    if found is None and value.strip() != "null":
+    parsed = json_or_none(value)
+    if parsed is None and value.strip() != "null":
         return value
     validator = validator_of(schema)
     # the errors of other parameters, such as missing ones, are the same for both
-    read, text = (_errors(validator, {name: one}) for one in (found, value))
-    return found if read <= text else value
+    read, text = (_errors(validator, {name: one}) for one in (parsed, value))
+    return parsed if read <= text else value
 
 
 def _errors(validator: Any, arguments: Mapping[str, Any]) -> int:
@@ -476,8 +476,8 @@ class CallParser:
         return self._taken()
 
     def _taken(self) -> list[Delta]:
-        found, self._out = merged(self._out), []
-        return found
+        deltas, self._out = merged(self._out), []
+        return deltas
 
     def _step(self, family: Family) -> bool:
         """Read what is certain of the buffer; return whether to go on."""
@@ -506,20 +506,20 @@ class CallParser:
             if self._after_call and not ahead:
                 return False
         markers = self._with_closing if self._awaits_closing else self._markers
-        found = markers.search(self._buffer)
-        if found is None:
+        marker = markers.search(self._buffer)
+        if marker is None:
             kept = markers.partial_length(self._buffer)
             self._text(self._buffer[: len(self._buffer) - kept])
             self._buffer = self._buffer[len(self._buffer) - kept :]
             return False
-        self._text(self._buffer[: found.start()])
-        self._buffer = self._buffer[found.end() :]
-        if found[0] in family.opening:
-            self._open(found[0])
-        elif found[0] not in self._hidden and not self._awaits_closing:
-            self._text(found[0])
+        self._text(self._buffer[: marker.start()])
+        self._buffer = self._buffer[marker.end() :]
+        if marker[0] in family.opening:
+            self._open(marker[0])
+        elif marker[0] not in self._hidden and not self._awaits_closing:
+            self._text(marker[0])
         else:
-            self._awaits_closing &= found[0] != family.closing
+            self._awaits_closing &= marker[0] != family.closing
         return True
 
     def _open(self, marker: str) -> None:

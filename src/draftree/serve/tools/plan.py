@@ -155,9 +155,9 @@ def _family(tokenizer: Tokenizer | None) -> Family:
         raise invalid("this model has no chat template: leave 'tools' out", "tools")
     if not tokenizer.template_uses_tools:
         return GENERIC
-    found = family_of(template)
-    if found is None:
+    family = family_of(template)
+    if family is None:
         known = ", ".join(family.name for family in FAMILIES)
         message = f"the format of calls in this model's chat template is not known (known: {known}): leave 'tools' out"
         raise invalid(message, "tools")
-    return found
+    return family

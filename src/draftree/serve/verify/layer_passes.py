@@ -201,19 +201,19 @@ class LayerPasses:
             )
             for work in running
         ]
-        found: dict[int, bytes | list[int]] = {}
+        contents: dict[int, bytes | list[int]] = {}
         if running:
             capture = tuple(sorted({layer for work in running if work.wanted for layer in work.layers}))
             hidden = torch.cat([work.states for work in running])
             result = self._model.run_rest(jobs, hidden, first=self._first, capture=capture)
             for place, work in enumerate(running):
                 if work.text.controls is not None:
-                    found[id(work)] = _picks(work, result.of(place), work.text.controls)
+                    contents[id(work)] = _picks(work, result.of(place), work.text.controls)
                 elif work.wanted:
                     columns = [capture.index(layer) for layer in work.layers]
                     states = result.hidden_of(place)[-work.wanted :, columns]
-                    found[id(work)] = work.format.pack(states.flatten(0, 1)).tobytes()
-        return [found.get(id(work), b"" if work.text.controls is None else []) for work in works]
+                    contents[id(work)] = work.format.pack(states.flatten(0, 1)).tobytes()
+        return [contents.get(id(work), b"" if work.text.controls is None else []) for work in works]
 
     def _edit(self, work: Work) -> None:
         if work.text.slot is None:

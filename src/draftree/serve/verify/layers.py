@@ -171,15 +171,15 @@ class LayerService:
         if texts is None:
             return 0
         chosen = list(texts.texts) if numbers is None else numbers
-        found = [texts.texts.pop(number) for number in chosen if number in texts.texts]
-        for text in found:
+        closed = [texts.texts.pop(number) for number in chosen if number in texts.texts]
+        for text in closed:
             text.is_closed = True
             del self._open[text]
-        if found and session.model.llm.is_alive:
+        if closed and session.model.llm.is_alive:
             await session.model.llm.between_steps(
-                lambda: [texts.target.close(text.slot) for text in found if text.slot is not None]
+                lambda: [texts.target.close(text.slot) for text in closed if text.slot is not None]
             )
-        return len(found)
+        return len(closed)
 
     async def park(self, session: Session, *, before: float) -> int:
         """Close texts that were last used before a time; their devices send them again. Returns their number."""

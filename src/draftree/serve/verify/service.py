@@ -77,12 +77,12 @@ def error_frame(error: Exception, number: int | None) -> bytes:
     """Return the reply for an error; texts of unexpected errors are not shown."""
     if isinstance(error, FrameError):
         return encode({"t": "error", "id": number, "code": error.code, "message": str(error), "status": 422})
-    found = api_error(error)
-    frame: dict[str, Any] = {"t": "error", "id": number, "code": found.code or "refused", "message": found.message}
-    frame |= {"status": found.status, "param": found.param}
-    if found.status in RETRY_STATUS:
-        given = found.headers.get("Retry-After", "1")
-        frame["retry_ms"] = 1000 * min(MAX_RETRY_SECONDS, int(given) if given.isdigit() else 1)
+    known = api_error(error)
+    frame: dict[str, Any] = {"t": "error", "id": number, "code": known.code or "refused", "message": known.message}
+    frame |= {"status": known.status, "param": known.param}
+    if known.status in RETRY_STATUS:
+        seconds = known.headers.get("Retry-After", "1")
+        frame["retry_ms"] = 1000 * min(MAX_RETRY_SECONDS, int(seconds) if seconds.isdigit() else 1)
     return encode(frame)
 
 
@@ -160,13 +160,13 @@ class VerifyService:
             "rows": self.layers.rows,
         }
         try:
-            found = await actions[message["t"]](session, message)
+            reply = await actions[message["t"]](session, message)
         except Exception as error:
             self.counts["refused"] += isinstance(error, FrameError | InvalidRequestError)
             return error_frame(error, message["id"])
         finally:
             session.expires = self._clock() + self.settings.lease
-        return encode({**found, "id": message["id"]})
+        return encode({**reply, "id": message["id"]})
 
     def _session(self, message: dict[str, Any], talk: Talk) -> Session:
         token = message["s"]
@@ -253,13 +253,13 @@ class VerifyService:
         start, drafts = self._clock(), message["x"]
         texts = [self._checked(session, draft) for draft in drafts]
         self.counts["asked"] += len(drafts)
-        found = await asyncio.gather(
+        results = await asyncio.gather(
             *(text.verify(draft.tree) for text, draft in zip(texts, drafts, strict=True)), return_exceptions=True
         )
-        for result in found:
+        for result in results:
             if isinstance(result, BaseException):
                 raise result
-        walks = [result for result in found if isinstance(result, WalkedText)]
+        walks = [result for result in results if isinstance(result, WalkedText)]
         passed = max(self._round_seconds.get(text.submission.request_id, 0.0) for text in texts)
         queue = max(0.0, self._clock() - start - passed)
         self.counts["rounds"] += len(walks)
@@ -424,8 +424,8 @@ async def tokenizer(
     """Return the tokenizer's files as texts by name; in their place their digest if the device has them (`known`)."""
     served = model_of(request, model)
 
-    def files(found: Tokenizer | None) -> dict[str, Any]:
-        texts = tokenizer_files(found)
+    def files(tokenizer: Tokenizer | None) -> dict[str, Any]:
+        texts = tokenizer_files(tokenizer)
         digest = files_digest(texts)
         return {"model": served.name, **({"known": digest} if digest in (known or ()) else {"files": texts})}
 

@@ -188,14 +188,14 @@ class Session:
             self._answer.cancel()
 
     def expected(self, kind: type[Any], number: int) -> Any:
-        found = self.texts.get(number)
-        if found is None:
+        text = self.texts.get(number)
+        if text is None:
             raise FrameError(f"there is no open text {number}: open it again", code="text_lost")
-        if not isinstance(found, kind):
+        if not isinstance(text, kind):
             raise FrameError(
                 f"text {number} is of the other kind: drafts are for texts without 'plain', reads for others"
             )
-        return found
+        return text
 
 
 @dataclass(slots=True)
