@@ -165,7 +165,7 @@ def announce(search: DraftSearch, minutes: float) -> None:
     if search.num_known:
         note(f"{search.num_known} measurements of an earlier run are used")
     how = "measuring" if search.prediction is None else "replaying, then measuring"
-    note(f"{how} {search.num_candidates} drafters for up to {minutes:g} minutes")
+    note(f"{how} {len(search.first)} drafters for up to {minutes:g} minutes")
 
 
 def measure(search: DraftSearch) -> bool:
@@ -194,7 +194,7 @@ def say_differences(search: DraftSearch) -> None:
         say("all texts are equal to those of plain decoding\n")
         return
     names = ", ".join(f"{one.candidate.name} ({one.differing} of {one.texts})" for one in found)
-    why = "" if search.is_exact else "; passes through torch may round differently in trees"
+    why = "" if search.contest.is_exact else "; passes through torch may round differently in trees"
     say(f"TEXTS DIFFER from those of plain decoding: {names}{why}\n")
 
 

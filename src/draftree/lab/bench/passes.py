@@ -303,14 +303,15 @@ def weights_of_pass(folder: Path, *, trust_remote_code: bool = False) -> int:
         model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     head = model.get_output_embeddings() or model.get_input_embeddings()
     embeddings = {id(part.weight) for part in model.modules() if isinstance(part, torch.nn.Embedding)}
-    counts = {True: 0, False: 0}
-    """Weights of experts, and the others."""
-    for name, parameter in model.named_parameters():
-        if id(parameter) not in embeddings or parameter is head.weight:
-            counts[EXPERTS in name.split(".")] += parameter.numel()
+    weights = [
+        (name.split("."), parameter.numel())
+        for name, parameter in model.named_parameters()
+        if id(parameter) not in embeddings or parameter is head.weight
+    ]
+    of_experts = sum(count for path, count in weights if EXPERTS in path)
+    others = sum(count for _, count in weights) - of_experts
     every, used = (
         next((value for name in names if isinstance(value := getattr(config.get_text_config(), name, None), int)), None)
         for names in (NUM_EXPERTS, EXPERTS_OF_ROW)
     )
-    share = (min(used, every), every) if every and used else (1, 1)
-    return counts[False] + counts[True] * share[0] // share[1]
+    return others + (of_experts * min(used, every) // every if every and used else of_experts)

@@ -20,6 +20,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.tree import EMPTY, ROOT, TokenTree, depths, follow
 from draftree.engine.trace import Step, Trace
 from draftree.lab.analysis.simulation import Script, is_by, scripts_of
+from draftree.lab.figures.base import Material
 
 BARS = "; bars: 95% over texts"
 """Note on the error bars of a drawing."""
@@ -131,6 +132,12 @@ def _text(script: Script) -> Text:
         positions.append(Position(tree, tuple(depths(tree.parents)), ranks, tuple(follow(tree, script.coming()[:-1]))))
         script.place += 1
     return Text(script.name, tuple(positions), tuple(script.text))
+
+
+def watched(material: Material) -> tuple[Trace, tuple[Text, ...]]:
+    """Return the trace of the run `watch`, and its texts."""
+    trace = material.one("watch")
+    return trace, texts_of(trace)
 
 
 def replay(text: Text, cut: Cut) -> Replayed:

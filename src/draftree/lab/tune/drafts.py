@@ -88,7 +88,7 @@ class DraftSearch:
         room = self._loaded.model.max_length - settings.max_tokens
         prompts, self.notes = prompts_of(workload, self._tokenizer, room)
         self._prompts = across_categories(prompts)
-        self._first, self.refused = first_candidates(self._loaded, own)
+        self.first, self.refused = first_candidates(self._loaded, own)
         self._models = CandidateModels(
             self._loaded, self._tokenizer, trust_remote_code=settings.options.trust_remote_code
         )
@@ -133,15 +133,6 @@ class DraftSearch:
         )
 
     @property
-    def is_exact(self) -> bool:
-        """Whether all texts must be equal to those of plain decoding."""
-        return self._loaded.model.is_exact
-
-    @property
-    def num_candidates(self) -> int:
-        return len(self._first)
-
-    @property
     def current(self) -> Contest:
         """The stage that runs: replays until the first text is measured for real."""
         return self.contest if self.prediction is None or self.contest.num_samples else self.prediction.contest
@@ -158,12 +149,12 @@ class DraftSearch:
 
     def run(self) -> Iterator[Cell]:
         """Replay, then measure; yields after every text. Measurements are kept if the iteration stops early."""
-        first = self._first
-        unreplayed = {one.name for one in self._first}
+        first = self.first
+        unreplayed = {one.name for one in self.first}
         if self.prediction is not None:
-            yield from self.prediction.run(self._first)
+            yield from self.prediction.run(self.first)
             unreplayed = set(self.prediction.unreplayed)
-            first = [*self.prediction.contest.alive, *(one for one in self._first if one.name in unreplayed)]
+            first = [*self.prediction.contest.alive, *(one for one in self.first if one.name in unreplayed)]
         yield from self.contest.run(first, lambda one: variants_of(one, self._loaded) if one.name in unreplayed else [])
 
     def forget(self) -> None:

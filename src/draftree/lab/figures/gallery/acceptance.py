@@ -21,8 +21,8 @@ from draftree.lab.figures.measures import (
     measured_on,
     ratio,
     steps_by_sequence,
-    texts_of,
     tokens_per_round,
+    watched,
     widest,
 )
 
@@ -93,8 +93,7 @@ class DepthRank(Figure):
     runs = ("watch",)
 
     def data(self, material: Material) -> Data:
-        trace = material.one("watch")
-        texts = texts_of(trace)
+        trace, texts = watched(material)
         drafted = [Counter[tuple[int, int]]() for _ in texts]
         kept = [Counter[tuple[int, int]]() for _ in texts]
         for number, text in enumerate(texts):
@@ -137,8 +136,7 @@ class RankHistogram(Figure):
     runs = ("watch",)
 
     def data(self, material: Material) -> Data:
-        trace = material.one("watch")
-        texts = texts_of(trace)
+        trace, texts = watched(material)
         width = widest(texts)
         if not width:
             raise ConfigurationError("the trace has no drafted nodes: there is no rank to draw")
@@ -180,8 +178,7 @@ class VerifyWidth(Figure):
     runs = ("watch",)
 
     def data(self, material: Material) -> Data:
-        trace = material.one("watch")
-        texts = texts_of(trace)
+        trace, texts = watched(material)
         rows = []
         for level in range(1, deepest(texts) + 1):
             # the drafted children of every node on the text above this level

@@ -12,7 +12,7 @@ import numpy as np
 from draftree.core.errors import ConfigurationError
 from draftree.lab.figures.base import Data, Figure, Material
 from draftree.lab.figures.drawing import INK, SERIES, band, heat_map, legend, printable
-from draftree.lab.figures.measures import BARS, Guess, chain, deepest, guesses, measured_on, ratio, texts_of
+from draftree.lab.figures.measures import BARS, Guess, chain, deepest, guesses, measured_on, ratio, texts_of, watched
 
 BINS = 10
 
@@ -23,8 +23,7 @@ class Calibration(Figure):
     runs = ("watch",)
 
     def data(self, material: Material) -> Data:
-        trace = material.one("watch")
-        texts = texts_of(trace)
+        trace, texts = watched(material)
         counts = np.zeros((BINS, len(texts)), int)
         kept = np.zeros_like(counts)
         sums = np.zeros(BINS)
@@ -143,8 +142,7 @@ class SurvivalMap(Figure):
     size = (9.0, 4.0)
 
     def data(self, material: Material) -> Data:
-        trace = material.one("watch")
-        texts = texts_of(trace)
+        trace, texts = watched(material)
         depth = deepest(texts)
         text = texts[0]
         rows: list[dict[str, Any]] = []

@@ -26,6 +26,7 @@ from draftree.lab.figures.measures import (
     replay,
     texts_of,
     tokens_per_pass,
+    watched,
     worst_text,
 )
 
@@ -44,8 +45,7 @@ class ExpectedTokens(Figure):
     runs = ("watch",)
 
     def data(self, material: Material) -> Data:
-        trace = material.one("watch")
-        texts = texts_of(trace)
+        trace, texts = watched(material)
         alpha = acceptance(texts)
         rows = [
             {
@@ -164,8 +164,7 @@ class OperationsFactor(Figure):
     runs = ("watch",)
 
     def data(self, material: Material) -> Data:
-        trace = material.one("watch")
-        texts = texts_of(trace)
+        trace, texts = watched(material)
         alpha = acceptance(texts).value
         rows: list[dict[str, Any]] = []
         for length in range(deepest(texts) + 1):
@@ -210,8 +209,7 @@ class OptimalLength(Figure):
     runs = ("watch",)
 
     def data(self, material: Material) -> Data:
-        trace = material.one("watch")
-        texts = texts_of(trace)
+        trace, texts = watched(material)
         limit = deepest(texts)
         rows = []
         for number, (text, (hits, places)) in enumerate(zip(texts, acceptances(texts), strict=True), 1):

@@ -31,6 +31,7 @@ from draftree.lab.figures.measures import (
     texts_of,
     tokens_per_pass,
     tokens_per_round,
+    watched,
     widest,
     worst_text,
 )
@@ -283,8 +284,7 @@ class VerifiedCdf(Figure):
     runs = ("watch",)
 
     def data(self, material: Material) -> Data:
-        trace = material.one("watch")
-        texts = texts_of(trace)
+        trace, texts = watched(material)
         depth = deepest(texts)
         width = widest(texts)
         rows: list[dict[str, Any]] = []
