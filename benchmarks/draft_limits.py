@@ -239,7 +239,7 @@ class Judge:
             self._trainee.vocabulary.places(tokens),
             noise,
             log_p,
-            self._trainee.module.norm(states).float() @ self._output.T / divisor,  # type: ignore[operator]
+            self._trainee.module.norm(states).float() @ self._output.T / divisor,
             wide_noise,
             tokens,
             ids,

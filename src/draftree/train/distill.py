@@ -123,11 +123,27 @@ def new_student(prepared: Prepared, options: StudentOptions) -> Any:
     context = max(len(prepared.data[number].tokens) for number in (*prepared.seen, *prepared.unseen))
     if prepared.settings.max_length is not None:
         context = min(context, prepared.settings.max_length)
-    if options.start is None:
-        student = fresh_student(prepared, options, context)
-    else:
-        from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+    student: Any
+    if options.start is None:
+        rope = getattr(prepared.config, "rope_parameters", None) or {}
+        torch.manual_seed(prepared.settings.seed)
+        student = LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=prepared.parts.vocab_size,
+                hidden_size=options.hidden,
+                num_hidden_layers=options.layers,
+                num_attention_heads=options.heads,
+                num_key_value_heads=options.heads,
+                intermediate_size=options.intermediate or 32 * -(-8 * options.hidden // 96),
+                max_position_embeddings=context,
+                rope_parameters={"rope_type": "default", "rope_theta": float(rope.get("rope_theta", 10000.0))},
+                tie_word_embeddings=True,
+                **special_ids(prepared.config),
+            )
+        )
+    else:
         folder = resolve_model(options.start)
         student = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
         adopt_vocabulary(student, options.start, folder, prepared)
@@ -150,29 +166,6 @@ def extend_context(student: Any, name: str, wanted: int) -> int:
         )
     student.config.max_position_embeddings = wanted
     return wanted
-
-
-def fresh_student(prepared: Prepared, options: StudentOptions, context: int) -> Any:
-    """Return a llama of the given sizes with random weights."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = prepared.config
-    torch.manual_seed(prepared.settings.seed)
-    rope = getattr(config, "rope_parameters", None) or {}
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=prepared.parts.vocab_size,
-            hidden_size=options.hidden,
-            num_hidden_layers=options.layers,
-            num_attention_heads=options.heads,
-            num_key_value_heads=options.heads,
-            intermediate_size=options.intermediate or 32 * -(-8 * options.hidden // 96),
-            max_position_embeddings=context,
-            rope_parameters={"rope_type": "default", "rope_theta": float(rope.get("rope_theta", 10000.0))},
-            tie_word_embeddings=True,
-            **special_ids(config),
-        )
-    )
 
 
 def special_ids(config: Any) -> dict[str, Any]:
