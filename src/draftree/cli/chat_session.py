@@ -41,21 +41,14 @@ Messages = list[dict[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A message of the user and its answer, complete or interrupted.
-
-    Attributes:
-        text: text of the model, up to the interruption if there was one.
-        finish_reason: "stop", "length" or "interrupted".
-        seconds: wall-clock time, prompt included.
-        completion: the result as the library returns it; None for an interrupted answer.
-    """
+    """A message of the user and its answer, complete or interrupted."""
 
     message: str
-    text: str
-    finish_reason: str
+    text: str  # text of the model, up to the interruption if there was one
+    finish_reason: str  # "stop", "length" or "interrupted"
     stats: CompletionStats
-    seconds: float
-    completion: Completion | None
+    seconds: float  # wall-clock time, prompt included
+    completion: Completion | None  # the result as the library returns it; None for an interrupted answer
 
 
 class Conversation:
@@ -353,9 +346,8 @@ COMMAND = "/"
 class Session:
     """A chat. Mutated by messages and commands.
 
-    Args:
-        screen: where answers appear; None prints one JSON object per answer.
-        fits_context: whether `max_tokens` is reduced to fit the context, because it was not given.
+    `fits_context`: `max_tokens` is reduced to fit the context, because it was not given. Without a screen, answers are
+    printed as one JSON object each.
     """
 
     def __init__(
@@ -502,13 +494,9 @@ NONE = "none"
 
 @dataclass(frozen=True, slots=True)
 class ChatCommand:
-    """A command.
+    """A command."""
 
-    Attributes:
-        value: placeholder of its value in the help; empty if it has none. In brackets: may be left out.
-    """
-
-    value: str
+    value: str  # placeholder of its value in the help; empty if it has none. In brackets: may be left out
     help: str
     run: Callable[[Session, str], None]
 

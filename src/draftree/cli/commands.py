@@ -31,17 +31,12 @@ def tame_log() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A command, which the function or the `typer.Typer` of its name in the module of its name runs; not yet imported.
+    """A command that is not imported yet: the function or `typer.Typer` of its name in the module of its name."""
 
-    Attributes:
-        panel: title in the list of commands.
-        examples: lines that can be pasted into a shell.
-    """
-
-    panel: str
+    panel: str  # title in the list of commands
     name: str
     summary: str
-    examples: tuple[str, ...]
+    examples: tuple[str, ...]  # lines that can be pasted into a shell
 
     def load(self) -> Any:
         """Import the command and prepare it for invocation."""

@@ -34,16 +34,12 @@ WARM_UP_TOKENS = 24
 
 @dataclass(frozen=True, slots=True)
 class DemoPrompt:
-    """A prompt of the demonstration.
-
-    Attributes:
-        stop: stop string, included in the answer.
-    """
+    """A prompt of the demonstration."""
 
     title: str
     file: str
     max_tokens: int
-    stop: str | None = None
+    stop: str | None = None  # stop string, included in the answer
 
     @property
     def prompt(self) -> str:

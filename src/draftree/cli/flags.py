@@ -34,16 +34,12 @@ ITEM_WORDS: dict[Any, str] = {int: "ID", str: "TEXT"}
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """An option with the value of a dataclass's field.
-
-    Attributes:
-        kind: type that typer reads.
-        read: converts typer's value to the field's; raises ValueError with the expected form.
-    """
+    """An option with the value of a dataclass's field."""
 
     name: str
-    kind: Any
+    kind: Any  # type that typer reads
     option: Any
+    # converts typer's value to the field's; raises ValueError with the expected form
     read: Callable[[Any], Any] = lambda value: value
 
     @property

@@ -41,32 +41,22 @@ SEAMS = (
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option of a method.
-
-    Attributes:
-        default: None if the method decides.
-        needed: whether it must be given; there is no default then.
-        is_positional: whether it may follow the method's name and a colon.
-    """
+    """An option of a method."""
 
     name: str
     type: str
-    default: Any
-    needed: bool
-    is_positional: bool
+    default: Any  # None if the method decides
+    needed: bool  # whether it must be given; there is no default then
+    is_positional: bool  # whether it may follow the method's name and a colon
 
 
 @dataclass(frozen=True, slots=True)
 class MethodCard:
-    """Facts about a method from its source file.
-
-    Attributes:
-        lossless: for a verifier, whether the text keeps the model's distribution; None for other kinds.
-    """
+    """Facts about a method from its source file."""
 
     name: str
     summary: str
-    lossless: bool | None
+    lossless: bool | None  # for a verifier, whether the text keeps the model's distribution; None for other kinds
     options: tuple[Option, ...]
 
 

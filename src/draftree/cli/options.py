@@ -258,11 +258,9 @@ COMPLETIONS = {"draft": complete_draft, "verify": complete_verify, "plan": compl
 
 
 def takes_setup(*names: str, **others: Any) -> Callable[[Command], Command]:
-    """Replace the parameter `setup` of a command by the model and by options.
+    """Replace the parameter `setup` of a command by the model and by options for these fields of `ModelOptions`.
 
-    Args:
-        names: fields of `ModelOptions`.
-        others: values of other fields; an option or argument is one of the command.
+    `others` are values of other fields; an option or argument among them is one of the command.
     """
     special = {"model": MODEL} | {name: value for name, value in others.items() if isinstance(value, ParameterInfo)}
     fixed = {name: value for name, value in others.items() if name not in special}

@@ -29,15 +29,11 @@ STANDARD_INPUT = "-"
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A prompt for a model.
-
-    Attributes:
-        chat: whether it is a message; None decides by the model: True if it has a chat template.
-    """
+    """A prompt for a model."""
 
     text: str
     system: str | None = None
-    chat: bool | None = None
+    chat: bool | None = None  # whether it is a message; None decides by the model: True if it has a chat template
     decoder: DecoderOptions = field(default_factory=dict)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
@@ -71,15 +67,11 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A task with its sampling parameters.
-
-    Attributes:
-        fits_context: whether `max_tokens` is reduced to fit the context, because it was not given.
-    """
+    """A task with its sampling parameters."""
 
     task: Task
     params: SamplingParams
-    fits_context: bool
+    fits_context: bool  # whether `max_tokens` is reduced to fit the context, because it was not given
 
     def met(self, llm: LLM) -> Request:
         """Return the same request, decided for a model."""
@@ -136,16 +128,13 @@ LABELS = ("id", "category")
 
 @dataclass(frozen=True, slots=True)
 class FilePrompt:
-    """A prompt of a file.
-
-    Attributes:
-        labels: `id` and `category`, if given; repeated in the output.
-    """
+    """A prompt of a file."""
 
     place: str
     line: int
     prompt: str | None = None
     messages: Sequence[Mapping[str, str]] | None = None
+    # `id` and `category`, if given; repeated in the output
     labels: dict[str, str | int] = dataclasses.field(default_factory=dict)
 
 

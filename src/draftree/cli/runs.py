@@ -52,11 +52,7 @@ SPLIT = re.compile(r"(\n| +)")
 
 
 class Wrapping:
-    """Wraps text at a width. Holds a word back until its end is known. Mutated by `push` and `finish`.
-
-    Args:
-        width: columns; only a word longer than this makes a longer line.
-    """
+    """Wraps text at a width, which only a longer word exceeds. Holds a word back until its end is known. Mutated."""
 
     def __init__(self, width: int) -> None:
         self._width = width
@@ -108,16 +104,12 @@ PICTURES = (
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The result of a run.
-
-    Attributes:
-        seconds: wall-clock time, prompt included.
-    """
+    """The result of a run."""
 
     setup: Setup
     task: Task
     completions: list[Completion]
-    seconds: float
+    seconds: float  # wall-clock time, prompt included
 
     @property
     def decode_rate(self) -> float:
@@ -131,11 +123,7 @@ class Run:
 
 
 class Screen:
-    """Shows texts while they are verified, or at the end. Mutated by `show`.
-
-    Args:
-        width: columns to which a live text is wrapped; None does not wrap.
-    """
+    """Shows texts while they are verified, or at the end; a live text is wrapped at `width`. Mutated by `show`."""
 
     def __init__(self, style: Style, *, live: bool, width: int | None = None) -> None:
         self.style = style

@@ -33,16 +33,12 @@ API_PATH = "/v1"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The root of a server.
-
-    Attributes:
-        path: prefix of all paths, without a slash at its end; usually empty.
-    """
+    """The root of a server."""
 
     scheme: str
     host: str
     port: int
-    path: str
+    path: str  # prefix of all paths, without a slash at its end; usually empty
 
     @classmethod
     def parse(cls, url: str) -> Address:
@@ -211,20 +207,13 @@ RATES, ROUNDS = 60, 200
 
 
 class History:
-    """The last reports of a server. Mutated from any thread.
-
-    Attributes:
-        status: the last one; None before the first.
-        rates: tokens per second of every model at the last polls, the oldest first.
-        rounds: the last rounds, the oldest first.
-        trouble: why the server cannot be read now; empty if it can.
-    """
+    """The last reports of a server, the oldest first. Mutated from any thread."""
 
     def __init__(self) -> None:
         self.status: Mapping[str, Any] | None = None
-        self.rates: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=RATES))
+        self.rates: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=RATES))  # tokens per second by model
         self.rounds: deque[Mapping[str, Any]] = deque(maxlen=ROUNDS)
-        self.trouble = ""
+        self.trouble = ""  # why the server cannot be read now; empty if it can
 
     @property
     def models(self) -> list[Mapping[str, Any]]:
@@ -253,10 +242,9 @@ def pauses() -> Iterator[float]:
 
 
 class RoundListener:
-    """Reads rounds until it is closed. A refusal ends it: the status meets the same one and reports it.
+    """Reads rounds until it is closed, and adds each on its thread.
 
-    Args:
-        add: called with every round, on the listener's thread.
+    A refusal ends it: the status meets the same one and reports it.
     """
 
     def __init__(self, client: ServerClient, add: Callable[[dict[str, Any]], None]) -> None:

@@ -31,9 +31,8 @@ FETCH_SECONDS = 60.0
 def load_remote(options: ModelOptions) -> LoadedModel:
     """Begin a session with a verify server.
 
-    Args:
-        options: dtype and device of drafters on this machine; kernels and quantization of its layers, if the address
-            has a split, else they must not be chosen.
+    Dtype and device are those of drafters on this machine; kernels and quantization are those of its layers if the
+    address has a split, else they must not be chosen.
     """
     address = RemoteAddress.parse(str(options.model))
     is_chosen = options.kernels != "auto" or options.quantization is not None
