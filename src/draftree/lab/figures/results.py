@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,17 +21,22 @@ SIZE = (6.8, 4.2)
 PHASE_COLOURS = dict(zip(PHASES, (INK["other"], INK["good"], INK["measured"], "#b58900", INK["theory"]), strict=True))
 
 
-Plot = tuple[str, str, Callable[[Any], None]]
-"""File name, title and drawing of one figure."""
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """One figure of some results."""
+
+    sources: Sequence[Results]
+    name: str
+    title: str
+    draw: Callable[[Any], None]
 
 
 def draw_all(results: Sequence[Results], folder: Path) -> list[Path]:
     """Write every figure that these files have data for, as SVG, PNG and PDF; returns the paths."""
     drawn: list[Path] = []
-    for sources, plots in _plots(results):
-        notes = [note for source in sources for note in (provenance_line(source), *doubts(source))]
-        for name, title, draw in plots:
-            drawn += write_sheet(draw, folder / name, title=title, notes=notes, size=SIZE)
+    for plot in _plots(results):
+        notes = [note for source in plot.sources for note in (provenance_line(source), *doubts(source))]
+        drawn += write_sheet(plot.draw, folder / plot.name, title=plot.title, notes=notes, size=SIZE)
     if not drawn:
         raise ConfigurationError(
             "these files have no data for plots: give runs of several temperatures, or results of "
@@ -39,55 +45,40 @@ def draw_all(results: Sequence[Results], folder: Path) -> list[Path]:
     return drawn
 
 
-def _plots(results: Sequence[Results]) -> Iterator[tuple[Sequence[Results], list[Plot]]]:
-    """Yield the figures of some results."""
-    with_distributions = [result for result in results if result.distributions]
+def _plots(results: Sequence[Results]) -> Iterator[Plot]:
+    sources = [result for result in results if result.distributions]
     categories: dict[str, list[DistributionRecord]] = {}
-    for record in sorted((r for result in with_distributions for r in result.distributions), key=_temperature):
+    for record in sorted((record for result in sources for record in result.distributions), key=_temperature):
         categories.setdefault(record.category, []).append(record)
     for category, records in categories.items():
         groups = {temperature: list(part) for temperature, part in itertools.groupby(records, _temperature)}
-        guesses = partial(_draw_guesses, groups=groups)
-        rules = partial(_draw_rules, groups=groups)
-        yield (
-            with_distributions,
-            [
-                (f"guesses-{category}", f"Target token among the first guesses: {category}", guesses),
-                (f"rules-{category}", f"Acceptance of a node by rule: {category}", rules),
-            ],
-        )
+        draw = partial(_draw_guesses, groups=groups)
+        yield Plot(sources, f"guesses-{category}", f"Target token among the first guesses: {category}", draw)
+        draw = partial(_draw_rules, groups=groups)
+        yield Plot(sources, f"rules-{category}", f"Acceptance of a node by rule: {category}", draw)
     texts = [result for result in results if result.records]
     for result in texts:
         name = result.name.removesuffix(".jsonl")
         report = Report(result)
-        speed = partial(_draw_speed, rows=report.rows())
-        rounds = partial(_draw_rounds, rounds=report.round_milliseconds())
-        yield (
-            [result],
-            [
-                (f"{name}-speed", "Decode speed-up over plain decoding", speed),
-                (f"{name}-rounds", "Time of a round by phase", rounds),
-            ],
-        )
+        draw = partial(_draw_speed, rows=report.rows())
+        yield Plot([result], f"{name}-speed", "Decode speed-up over plain decoding", draw)
+        draw = partial(_draw_rounds, rounds=report.round_milliseconds())
+        yield Plot([result], f"{name}-rounds", "Time of a round by phase", draw)
     # runs with the most common set of methods, by temperature
     methods = [tuple(sorted(method["name"] for method in result.header["methods"])) for result in texts]
     most = max(set(methods), key=methods.count, default=())
     same = {result.header["temperature"]: result for result, names in zip(texts, methods, strict=True) if names == most}
     if len(same) > 1:
-        rows = {temperature: Report(result).rows() for temperature, result in sorted(same.items())}
-        length = partial(_draw_temperature, groups=rows, label="tokens per round", value=_length)
-        speed = partial(_draw_temperature, groups=rows, label="speed-up over plain decoding", value=_speed)
-        yield (
-            [result for _, result in sorted(same.items())],
-            [
-                ("temperature-length", "Acceptance length by temperature", length),
-                ("temperature-speed", "Decode speed-up by temperature", speed),
-            ],
-        )
+        sources = [result for _, result in sorted(same.items())]
+        rows = {result.header["temperature"]: Report(result).rows() for result in sources}
+        draw = partial(_draw_temperature, groups=rows, label="tokens per round", value=_length)
+        yield Plot(sources, "temperature-length", "Acceptance length by temperature", draw)
+        draw = partial(_draw_temperature, groups=rows, label="speed-up over plain decoding", value=_speed)
+        yield Plot(sources, "temperature-speed", "Decode speed-up by temperature", draw)
     for result in results:
         if any(tree.how in WAYS for tree in result.trees):
             name = f"{result.name.removesuffix('.jsonl')}-scoring"
-            yield [result], [(name, "Time of a pass over a drafted tree", partial(_draw_scoring, result=result))]
+            yield Plot([result], name, "Time of a pass over a drafted tree", partial(_draw_scoring, result=result))
 
 
 def _temperature(record: DistributionRecord) -> float:
