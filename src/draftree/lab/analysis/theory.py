@@ -7,6 +7,7 @@ tokens of a drafted chain, `cost` the seconds of a drafter's pass divided by tho
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from statistics import fmean
 
 import numpy as np
 
@@ -37,11 +38,6 @@ def coupled_acceptance(target: np.ndarray, draft: np.ndarray) -> float:
     both = (t > 0) & (d > 0)
     with np.errstate(over="ignore"):  # a token of almost no probability adds 1 / inf
         return float((1 / (tail[both] / t[both] + head[both] / d[both])).sum())
-
-
-def match_acceptance(target: np.ndarray, draft: np.ndarray) -> float:
-    """Return the probability that `match` accepts a token drawn from the draft distribution: sum of T * D."""
-    return float((target * draft).sum())
 
 
 def multistep_acceptance(target: np.ndarray, draft: np.ndarray, *, children: int) -> float:
@@ -90,7 +86,10 @@ def expected_tokens(acceptance: float, length: int) -> float:
 
     (1 - a^(length + 1)) / (1 - a). Source: arXiv 2211.17192, equation 1.
     """
-    _check(acceptance, length)
+    if not 0 <= acceptance <= 1:
+        raise ValueError(f"acceptance must be from 0 to 1, got {acceptance}")
+    if length < 0:
+        raise ValueError(f"length must be 0 or more, got {length}")
     return float(sum(acceptance**depth for depth in range(length + 1)))
 
 
@@ -101,11 +100,6 @@ def walltime_improvement(acceptance: float, length: int, cost: float) -> float:
     theorem 3.8.
     """
     return expected_tokens(acceptance, length) / (length * cost + 1)
-
-
-def least_improvement(acceptance: float, cost: float) -> float:
-    """Return a lower bound on the speed-up at the best length: (1 + acceptance) / (1 + cost), if acceptance > cost."""
-    return (1 + acceptance) / (1 + cost)
 
 
 def operations_factor(acceptance: float, length: int, ratio: float) -> float:
@@ -119,29 +113,6 @@ def operations_factor(acceptance: float, length: int, ratio: float) -> float:
 def best_length(acceptance: float, cost: float, *, longest: int = 64) -> int:
     """Return the length with the best `walltime_improvement`, the shortest among equals; 0 if drafting does not pay."""
     return int(np.argmax([walltime_improvement(acceptance, length, cost) for length in range(longest + 1)]))
-
-
-def tokens_of_survival(survival: Sequence[float]) -> float:
-    """Return tokens per round from the survival probability of every node: 1 + their sum. Assumes no independence."""
-    return 1.0 + float(np.sum(survival))
-
-
-def speedup_of_survival(
-    survival: Sequence[float], *, plain_seconds: float, draft_seconds: float, score_seconds: float
-) -> float:
-    """Return plain seconds per token divided by speculative ones, from measured survival and passes.
-
-    `survival` is the probability of every node to be written; `plain_seconds` is a target pass over one token,
-    `score_seconds` one over the tree and its root.
-    """
-    return tokens_of_survival(survival) * plain_seconds / (draft_seconds + score_seconds)
-
-
-def _check(acceptance: float, length: int) -> None:
-    if not 0 <= acceptance <= 1:
-        raise ValueError(f"acceptance must be from 0 to 1, got {acceptance}")
-    if length < 0:
-        raise ValueError(f"length must be 0 or more, got {length}")
 
 
 CHILDREN = (1, 2, 4)
@@ -160,11 +131,7 @@ def kept_by_rule(target: np.ndarray, draft: np.ndarray, draws: Sequence[np.ndarr
         "token": [token_acceptance(target, draft)],
         "coupled": [coupled_acceptance(target, draft)],
         "multistep": [multistep_acceptance(target, draft, children=count) for count in CHILDREN],
-        "recursive": [_mean(recursive_acceptance(target, draft, row[:count]) for row in draws) for count in CHILDREN],
-        "match": [_mean(covered(target, row[:count]) for row in draws) for count in CHILDREN],
+        "recursive": [fmean(recursive_acceptance(target, draft, row[:count]) for row in draws) for count in CHILDREN],
+        "match": [fmean(covered(target, row[:count]) for row in draws) for count in CHILDREN],
         "likeliest": [covered(target, order[:count]) for count in CHILDREN],
     }
-
-
-def _mean(values: Iterable[float]) -> float:
-    return float(np.mean(list(values)))
