@@ -225,8 +225,7 @@ class _Growing:
 
     def add_draws(self, tree: TokenTree, name: str, vocab_size: int) -> list[int]:
         """Add the draws of one tree; for its nodes the first node of their token; see `join`."""
-        is_point = tree.distributions is None
-        distributions = tree.distributions
+        distributions, is_point = tree.distributions, tree.distributions is None
         if distributions is None:
             chosen = torch.tensor(tree.tokens, dtype=torch.long).unsqueeze(-1)
             distributions = torch.zeros(len(tree), vocab_size).scatter_(-1, chosen, 1.0)
@@ -239,9 +238,9 @@ class _Growing:
             else:
                 gain = tree.scores[node] - (0.0 if parent == ROOT else tree.scores[parent]) if tree.scores else 0.0
                 score = gain + (0.0 if above == ROOT else self.scores[above])
-                own = self._append(above, token, score, _names_of(tree, node, name))
+                place = self._append(above, token, score, _names_of(tree, node, name))
                 self.distributions.append(row)
-                twin = own if twin is None else twin
+                twin = place if twin is None else twin
             places.append(twin)
         return places
 
@@ -267,7 +266,7 @@ class _Growing:
             tuple(self.sources),
         )
         pairs = zip(trees, places, strict=True)
-        return MergedTree(tree, tuple([NodeMap(part.parents, tuple(own), len(tree)) for part, own in pairs]))
+        return MergedTree(tree, tuple([NodeMap(part.parents, tuple(nodes), len(tree)) for part, nodes in pairs]))
 
 
 def _names_of(tree: TokenTree, node: int, name: str) -> tuple[str, ...]:

@@ -75,6 +75,10 @@ class FallbackDecoding:
         byte = byte_of_name(token)
         return token if byte is None else byte
 
+    def bytes_of(self, token: str) -> bytes:
+        part = self.part_of(token)
+        return bytes([part]) if isinstance(part, int) else part.encode("utf-8")
+
 
 class ByteFallbackStream(TextStream):
     """Stream in which a token is text or, if named <0x00> to <0xFF>, one byte.
@@ -297,17 +301,14 @@ def choose_scheme(decode: Decode, tokens: Mapping[int, str], *, skipped: frozens
     Args:
         decoder: the decoder object of the `tokenizers` library, if the tokenizer has one.
     """
-    byte_ids = frozenset(
-        i for i, token in tokens.items() if token.startswith("<0x") and byte_of_name(token) is not None
-    )
+    byte_ids = frozenset(i for i, token in tokens.items() if byte_of_name(token) is not None)
     candidates: list[Callable[[], TextStream]] = [partial(WindowStream, decode, byte_ids)]
-    steps = _decoder_steps(decoder)
-    if _is_byte_level(steps):
-        bytes_of = cache(lambda token_id: byte_level_bytes(tokens.get(token_id, "")))
-        candidates.insert(0, partial(ByteLevelStream, bytes_of))
-    elif decoding := _fallback_decoding(steps):
+    decoding = _decoding(decoder)
+    if isinstance(decoding, FallbackDecoding):
         part_of = cache(lambda token_id: decoding.part_of(tokens[token_id]) if token_id in tokens else None)
         candidates.insert(0, partial(ByteFallbackStream, part_of, decoding))
+    elif decoding is not None:
+        candidates.insert(0, partial(ByteLevelStream, cache(lambda token_id: decoding(tokens.get(token_id, "")))))
     checks = [(ids, decode(ids)) for ids in _check_sequences(tokens, byte_ids, skipped)]
     for opener in candidates:
         scheme = TextScheme(opener, skipped)
@@ -323,36 +324,24 @@ def bytes_by_token(decoder: Any) -> Callable[[str], bytes] | None:
     Args:
         decoder: the decoder object of the `tokenizers` library, if the tokenizer has one.
     """
+    decoding = _decoding(decoder)
+    return decoding.bytes_of if isinstance(decoding, FallbackDecoding) else decoding
+
+
+def _decoding(decoder: Any) -> Callable[[str], bytes] | FallbackDecoding | None:
+    """Return the bytes of a token in a byte-level vocabulary, or the rules of a byte-fallback one; None for others."""
     steps = _decoder_steps(decoder)
-    if _is_byte_level(steps):
-        return byte_level_bytes
-    decoding = _fallback_decoding(steps)
-    if decoding is None:
-        return None
-
-    def bytes_of(token: str) -> bytes:
-        part = decoding.part_of(token)
-        return bytes([part]) if isinstance(part, int) else part.encode("utf-8")
-
-    return bytes_of
-
-
-def _is_byte_level(steps: Sequence[dict[str, Any]]) -> bool:
-    return [step.get("type") for step in steps] in (["ByteLevel"], ["ByteLevel", "Fuse"])
-
-
-def _fallback_decoding(steps: Sequence[dict[str, Any]]) -> FallbackDecoding | None:
     kinds = [step.get("type") for step in steps]
+    if kinds in (["ByteLevel"], ["ByteLevel", "Fuse"]):
+        return byte_level_bytes
     num_replaces = next((i for i, kind in enumerate(kinds) if kind != "Replace"), len(kinds))
     if kinds[num_replaces:] not in (["ByteFallback", "Fuse"], ["ByteFallback", "Fuse", "Strip"]):
         return None
     patterns: list[tuple[Any, Any]] = [
         (step.get("pattern", {}).get("String"), step.get("content")) for step in steps[:num_replaces]
     ]
-    if not all(old and isinstance(new, str) for old, new in patterns):
-        return None
     strip: dict[str, Any] = steps[-1] if kinds[-1] == "Strip" else {"content": " ", "start": 0, "stop": 0}
-    if strip["stop"]:
+    if strip["stop"] or not all(old and isinstance(new, str) for old, new in patterns):
         return None
     return FallbackDecoding(tuple(patterns), strip_character=strip["content"], strip_count=strip["start"])
 
