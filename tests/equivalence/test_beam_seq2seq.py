@@ -11,9 +11,9 @@ import torch
 from transformers import GenerationMixin
 
 from draftree import LLM, BeamSearchParams
-from draftree.beam.forest import BeamPrompt
 from draftree.beam.search import BeamSearch
 from draftree.core.errors import InvalidRequestError
+from draftree.engine.sequence import DecoderInput
 from draftree.models.source import TokenSource
 from draftree.models.table import TableLM, hashed
 from seq2seq_samples import VOCAB, sample, sources
@@ -156,7 +156,7 @@ def test_a_source_is_encoded_once_for_all_beams_and_forks(
     count, run = [], model._encode
     monkeypatch.setattr(model, "_encode", lambda source: count.append(source) or run(source))
     tokens = tuple(sources(3)[2])
-    prompt = BeamPrompt(model.rules.start_ids, TokenSource(tokens), len(tokens))
+    prompt = DecoderInput(model.rules.start_ids, TokenSource(tokens), len(tokens))
     search = BeamSearch(model, end_ids=ENDS, capacity=capacity)
     params = BeamSearchParams(beam_width=6, num_return_sequences=6, max_new_tokens=24)
     (found,) = search.run([prompt], [params])
@@ -171,7 +171,7 @@ def test_models_with_chains_only_search_in_rows() -> None:
     model = LLM(shared("t5"), "none").model
     model.supports_trees = False
     tokens = tuple(sources(2)[1])
-    prompt = BeamPrompt(model.rules.start_ids, TokenSource(tokens), len(tokens))
+    prompt = DecoderInput(model.rules.start_ids, TokenSource(tokens), len(tokens))
     params = BeamSearchParams(beam_width=4, num_return_sequences=4, max_new_tokens=14)
     (found,) = BeamSearch(model, end_ids=ENDS).run([prompt], [params])
     expected = theirs(shared("t5"), [list(tokens)], num_beams=4, num_return_sequences=4, max_new_tokens=14)

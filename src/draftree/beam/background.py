@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import final
 
-from draftree.beam.forest import CHUNK, BeamPrompt
+from draftree.beam.forest import CHUNK
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
 from draftree.beam.search import BeamSearch
@@ -17,6 +17,7 @@ from draftree.beam.sequence import SequenceSearch
 from draftree.core.errors import EngineClosedError, GenerationError, InvalidRequestError
 from draftree.engine.driver import Background
 from draftree.engine.engine import Engine
+from draftree.engine.sequence import DecoderInput
 from draftree.models.base import LanguageModel
 from draftree.text.tokenizer import Tokenizer
 
@@ -75,7 +76,7 @@ class BeamWork(Background):
         search, stats = self._search, self._search.stats
         return BeamCounts(search.num_running, search.num_waiting, self._num_finished, stats.num_passes, stats.num_rows)
 
-    def add(self, prompt: BeamPrompt, params: BeamSearchParams, promise: Future[BeamResult]) -> None:
+    def add(self, prompt: DecoderInput, params: BeamSearchParams, promise: Future[BeamResult]) -> None:
         """Queue a search.
 
         Args:

@@ -19,41 +19,12 @@ from torch import Tensor
 from draftree.core.errors import InvalidRequestError
 from draftree.core.tensors import to_device
 from draftree.core.tree import ROOT, TokenTree
+from draftree.engine.sequence import DecoderInput
 from draftree.models.base import Close, Commit, Extend, Fork, LanguageModel, Slot
-from draftree.models.source import EncoderDecoder, FeatureSource, HiddenSource, Source
-from draftree.sampling.decoding_rules import DecodingRules
+from draftree.models.source import EncoderDecoder, FeatureSource, HiddenSource
 
 
-@dataclass(frozen=True, slots=True)
-class BeamPrompt:
-    """The beginning of a sequence.
-
-    Attributes:
-        tokens: the prompt of a causal model, or the decoder's prompt; at least one token.
-        source: what the decoder decodes from; None for causal models.
-        source_length: number of positions of the source.
-        rules: settings of the generation configuration that hold for the sequence; None for none.
-        forced: tokens with which every sequence begins, with a score of 0.
-    """
-
-    tokens: Sequence[int]
-    source: Source | None = None
-    source_length: int = 0
-    rules: DecodingRules | None = None
-    forced: tuple[int, ...] = ()
-
-    @property
-    def shown(self) -> tuple[int, ...]:
-        """The tokens that were given: those of the source, or the prompt."""
-        return tuple(self.tokens) if self.source is None else self.source.tokens
-
-    @property
-    def length(self) -> int:
-        """Number of tokens to which the lengths of sequences relate: those of the source, or of the prompt."""
-        return len(self.tokens) if self.source is None else self.source_length
-
-
-def require_source(model: LanguageModel, prompt: BeamPrompt, name: str) -> None:
+def require_source(model: LanguageModel, prompt: DecoderInput, name: str) -> None:
     """Check that a model reads the prompt's source, or needs none; `name` is the parameter that gave the model."""
     if isinstance(model, EncoderDecoder) != (prompt.source is not None):
         difference = "reads a source, and the prompt has none"
@@ -232,7 +203,7 @@ class Forest:
     number of tokens in a slot.
     """
 
-    def __init__(self, model: LanguageModel, prompt: BeamPrompt, *, capacity: int, length: int) -> None:
+    def __init__(self, model: LanguageModel, prompt: DecoderInput, *, capacity: int, length: int) -> None:
         self.model = model
         self._capacity = capacity if model.supports_trees else 1
         self._length = length

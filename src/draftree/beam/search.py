@@ -11,12 +11,13 @@ from typing import TypeVar
 import torch
 
 from draftree.beam.drafting import MAX_NODES, BeamDrafter, Pace, require_draftable
-from draftree.beam.forest import CHUNK, BeamPrompt, Forest, capacity_for
+from draftree.beam.forest import CHUNK, Forest, capacity_for
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
 from draftree.beam.scoring import candidates_of, run_pass
 from draftree.beam.sequence import Decode, Hooks, OnStep, SequenceSearch, require_models
 from draftree.core.errors import GenerationError, NonFiniteLogitsError
+from draftree.engine.sequence import DecoderInput
 from draftree.models.base import LanguageModel
 from draftree.sampling.logits import Logits
 
@@ -83,7 +84,7 @@ class BeamSearch:
         """Those of the last pass of the model that is searched."""
 
     def run(
-        self, prompts: Sequence[Sequence[int] | BeamPrompt], params: Sequence[BeamSearchParams]
+        self, prompts: Sequence[Sequence[int] | DecoderInput], params: Sequence[BeamSearchParams]
     ) -> list[BeamResult]:
         """Search all prompts. All slots are closed at the end, also after an error.
 
@@ -116,7 +117,7 @@ class BeamSearch:
         """Number of searches that wait for a place in the batch."""
         return len(self._waiting)
 
-    def add(self, prompt: Sequence[int] | BeamPrompt, params: BeamSearchParams) -> SequenceSearch:
+    def add(self, prompt: Sequence[int] | DecoderInput, params: BeamSearchParams) -> SequenceSearch:
         """Queue a search for `step`, which returns it when it has ended; arguments as for `run`, one of each."""
         search = self._search_of(0, prompt, params)
         self._waiting.append(search)
@@ -142,8 +143,8 @@ class BeamSearch:
         for search in list(self._forests):
             self.cancel(search)
 
-    def _search_of(self, index: int, tokens: Sequence[int] | BeamPrompt, params: BeamSearchParams) -> SequenceSearch:
-        prompt = tokens if isinstance(tokens, BeamPrompt) else BeamPrompt(tuple(tokens))
+    def _search_of(self, index: int, tokens: Sequence[int] | DecoderInput, params: BeamSearchParams) -> SequenceSearch:
+        prompt = tokens if isinstance(tokens, DecoderInput) else DecoderInput(tuple(tokens))
         require_models(self._model, prompt, params)
         if self._drafter is not None:
             require_draftable(self._model, params)
@@ -181,7 +182,7 @@ class BeamSearch:
         length = self.slot_length(search)
         forests = self._forests[search] = []
         for model in self._models_of(search.params):
-            prompt = BeamPrompt(search.prompt) if model is search.params.lm_model else search.opening
+            prompt = DecoderInput(search.prompt) if model is search.params.lm_model else search.opening
             forests.append(Forest(model, prompt, capacity=capacity, length=length))
         search.start([forest.root for forest in forests])
         if self._drafter is not None:

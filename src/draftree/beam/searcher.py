@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from draftree.beam.forest import BeamPrompt
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
 from draftree.core.errors import InvalidRequestError
 from draftree.engine.prompts import PromptEncoder
-from draftree.engine.sequence import DecoderPrompt, SourceOrTokens, decoder_input
+from draftree.engine.sequence import DecoderInput, DecoderPrompt, SourceOrTokens, decoder_input
 from draftree.loading.load import load_model
 from draftree.models.base import LanguageModel
 from draftree.models.source import FeatureSource
@@ -85,21 +85,21 @@ class BeamSearcher:
             self._companions[name] = loaded.model
         return self._companions[name]
 
-    def _opening(self, prompt: AnyPrompt, decoder_prompt: DecoderPrompt | None, source_lang: str | None) -> BeamPrompt:
+    def _opening(self, prompt: AnyPrompt, start: DecoderPrompt | None, source_lang: str | None) -> DecoderInput:
         if _is_features(prompt):
             if source_lang is not None:
                 raise InvalidRequestError(
                     "source_lang states the language of a text, and features were given: leave it out",
                     param="source_lang",
                 )
-            return beam_opening(self._model, FeatureSource(prompt), decoder_prompt)  # type: ignore[arg-type]
+            return beam_opening(self._model, FeatureSource(prompt), start)  # type: ignore[arg-type]
         tokens = self._prompts.encode(prompt, source_lang=source_lang)  # type: ignore[arg-type]
-        return beam_opening(self._model, tokens, decoder_prompt)
+        return beam_opening(self._model, tokens, start)
 
 
 def beam_opening(
     model: LanguageModel, prompt: SourceOrTokens, decoder_prompt: DecoderPrompt | None = None
-) -> BeamPrompt:
+) -> DecoderInput:
     """Return the prompt of a search.
 
     Args:
@@ -108,12 +108,9 @@ def beam_opening(
     """
     opening = decoder_input(model, prompt, decoder_prompt)
     rules = opening.rules
-    if rules is None:
-        return BeamPrompt(opening.tokens)
-    if decoder_prompt is not None:
-        return BeamPrompt(tuple(opening.tokens), opening.source, opening.source_length, rules)
-    forced = () if rules.forced_first is None else (rules.forced_first,)
-    return BeamPrompt(rules.start_ids, opening.source, opening.source_length, rules, forced)
+    if rules is None or decoder_prompt is not None:
+        return opening
+    return replace(opening, tokens=rules.start_ids, forced=() if rules.forced_first is None else (rules.forced_first,))
 
 
 def decoder_of(tokenizer: Tokenizer | None) -> Callable[[Sequence[int]], Decode] | None:

@@ -14,13 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.beam.forest import BeamPrompt, Tip, require_source
+from draftree.beam.forest import Tip, require_source
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.phrases import OrderedPhrases, UnorderedPhrases
 from draftree.beam.result import BeamResult, Hypothesis
 from draftree.beam.strategies import Beam, Candidate, Candidates, Step, order_by_banks, strategy_for
 from draftree.core.errors import GenerationError, InvalidRequestError, UnsatisfiableError
 from draftree.core.tensors import to_device
+from draftree.engine.sequence import DecoderInput
 
 if TYPE_CHECKING:
     from draftree.models.base import LanguageModel
@@ -86,12 +87,12 @@ def _misfits(search: SequenceSearch, vocab_size: int, max_length: int, has_text:
             yield name, f"{name} holds a token outside of the vocabulary, which ends at {vocab_size - 1}"
 
 
-def require_models(model: LanguageModel, prompt: BeamPrompt, params: BeamSearchParams) -> None:
+def require_models(model: LanguageModel, prompt: DecoderInput, params: BeamSearchParams) -> None:
     """Check that all models of a search take its prompt and share their vocabulary."""
     require_source(model, prompt, "prompts")
     others = [("models", other, prompt) for other in params.models]
     if params.lm_model is not None:
-        others.append(("lm_model", params.lm_model, BeamPrompt(prompt.tokens)))
+        others.append(("lm_model", params.lm_model, DecoderInput(prompt.tokens)))
     for name, other, opening in others:
         require_source(other, opening, name)
         if other.vocab_size != model.vocab_size:
@@ -155,7 +156,7 @@ class SequenceSearch:
     def __init__(
         self,
         index: int,
-        opening: BeamPrompt,
+        opening: DecoderInput,
         params: BeamSearchParams,
         *,
         end_ids: Sequence[int],

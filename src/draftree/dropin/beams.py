@@ -11,7 +11,6 @@ from transformers import LogitsProcessorList, PrefixConstrainedLogitsProcessor, 
 from transformers.generation import GenerateBeamDecoderOnlyOutput, GenerateBeamEncoderDecoderOutput
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
-from draftree.beam.forest import BeamPrompt
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
 from draftree.beam.search import BeamSearch
@@ -22,6 +21,7 @@ from draftree.core.tensors import to_device
 from draftree.dropin.inputs import sources_of
 from draftree.dropin.refusals import WITHOUT, has_images, num_pads, refuse_inputs
 from draftree.dropin.steps import ROW_WISE, SEEDS, Callbacks
+from draftree.engine.sequence import DecoderInput
 from draftree.loading.lending import borrowed, is_padding_counted
 from draftree.models.source import EncoderDecoder
 from draftree.models.torch.inspection import turning_length
@@ -115,12 +115,12 @@ def search(
         if isinstance(target.model, EncoderDecoder):
             sources = sources_of(model, input_ids, inputs, **limits)[::width]
             lengths = [source.hidden.shape[1] for source in sources]
-            prompts = [BeamPrompt(*parts) for parts in zip(rows.tolist(), sources, lengths, strict=True)]
+            prompts = [DecoderInput(*parts) for parts in zip(rows.tolist(), sources, lengths, strict=True)]
         else:
             refuse_inputs(input_ids, inputs, **limits)
             pads = num_pads(rows, None if mask is None else mask[::width])
             _refuse_positions(model, pads, max_length, width)
-            prompts = [BeamPrompt(row[skipped:]) for row, skipped in zip(rows.tolist(), pads, strict=True)]
+            prompts = [DecoderInput(row[skipped:]) for row, skipped in zip(rows.tolist(), pads, strict=True)]
         params = [_params(config, max_length - rows.shape[1]) for _ in prompts]
         searcher = BeamSearch(target.model, end_ids=ends, batch_size=len(prompts), hooks=CallHooks(rows, calls))
         results = searcher.run(prompts, params)

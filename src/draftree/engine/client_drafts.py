@@ -13,7 +13,7 @@ from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.core.tree import TokenTree
 from draftree.engine.memory import SlotAllocator
 from draftree.engine.scheduler import Scheduler
-from draftree.engine.sequence import ClientTiming, WritingSequence, is_paused
+from draftree.engine.sequence import WritingSequence
 
 NEAR = 0.8
 """Clients that are away for less than this share of a pass are waited for."""
@@ -47,29 +47,23 @@ class DraftBatcher:
         self.fixed = 0.0
         self._ended = 0.0
 
-    def note_tree(self, absence: ClientTiming, arrived: float) -> None:
-        """Note that a tree has arrived."""
-        if absence.left is not None:
-            absence.seconds = max(0.0, arrived - absence.left)
-        absence.arrived, absence.left = arrived, None
-
     def note_absent(self, absent: Sequence[WritingSequence]) -> None:
         """Note after a step that the verdicts of the absent sequences are sent now."""
         self._ended = now = self.clock()
         for sequence in absent:
-            absence = sequence.client_drafts.absence if sequence.client_drafts is not None else None
-            if absence is not None and absence.has_taken and absence.left is None:
-                absence.left = now
+            drafts = sequence.client_drafts
+            if drafts is not None and drafts.has_taken and drafts.left is None:
+                drafts.left = now
 
     def patience(self, ready: Sequence[WritingSequence], absent: Sequence[WritingSequence]) -> float:
         """Return the seconds to wait for another tree before the next pass; 0 for none."""
-        here = [sequence.client_drafts.absence for sequence in ready if sequence.client_drafts is not None]
+        here = [sequence.client_drafts for sequence in ready if sequence.client_drafts is not None]
         if not here or len(here) < len(ready) or not self.fixed:
             return 0.0
-        first = min(tree.arrived for tree in here)
+        first = min(drafts.arrived for drafts in here)
         since = (first, max(first, self._ended))
-        away = [sequence.client_drafts.absence for sequence in absent if sequence.client_drafts is not None]
-        ends = [end for one in away if (end := longest_wait(*since, one.due, one.seconds, self.fixed)) is not None]
+        away = [sequence.client_drafts for sequence in absent if sequence.client_drafts is not None]
+        ends = [longest_wait(*since, drafts.due, drafts.seconds, self.fixed) or 0.0 for drafts in away]
         return max(0.0, max(ends, default=0.0) - self.clock())
 
 
@@ -104,8 +98,9 @@ class PausedSequences:
         running = self._scheduler.running
         if self._scheduler.waiting:
             return 0.0
-        absent = [sequence for sequence in running if is_paused(sequence)]
-        return self.batcher.patience([one for one in running if not is_paused(one)], absent) if absent else 0.0
+        absent = [sequence for sequence in running if sequence.is_paused]
+        ready = [sequence for sequence in running if not sequence.is_paused]
+        return self.batcher.patience(ready, absent) if absent else 0.0
 
     def give(self, sequence: WritingSequence, tree: TokenTree, *, arrived: float | None = None) -> None:
         """Give a sequence the tree of its next round, and queue it if it was parked; without effect on finished ones.
@@ -117,37 +112,29 @@ class PausedSequences:
         assert sequence.client_drafts is not None, "the sequence takes trees"
         if sequence.is_finished:
             return
-        sequence.client_drafts.put(tree)
-        self.batcher.note_tree(sequence.client_drafts.absence, self.batcher.clock() if arrived is None else arrived)
+        sequence.client_drafts.put(tree, self.batcher.clock() if arrived is None else arrived)
         self._scheduler.unpark(sequence)
         self.is_stalled = False
 
     def park(self, sequence: WritingSequence) -> None:
         """Turn the slot of a waiting sequence into a cached prefix; without effect on others."""
-        if is_paused(sequence) and sequence in self._scheduler.running:
+        if sequence.is_paused and sequence in self._scheduler.running:
             self._allocator.leave(sequence, may_keep=True)
             self._scheduler.park(sequence)
             self.is_stalled = False
 
     def admit(self) -> bool:
         """Admit waiting sequences, parking paused ones while the first finds no room; returns whether any was."""
-        running, waiting = self._scheduler.running, self._scheduler.waiting
-        has_admitted = bool(self._admitted())
-        while not has_admitted and waiting:
-            paused = [sequence for sequence in running if is_paused(sequence)]
-            if not paused:
-                break
+        scheduler = self._scheduler
+        while not scheduler.admit(lambda new: self._allocator.fits([*scheduler.running, new])):
+            paused = [sequence for sequence in scheduler.running if sequence.is_paused]
+            if not (paused and scheduler.waiting):
+                return False
             self.park(min(paused, key=lambda sequence: sequence.client_drafts.since if sequence.client_drafts else 0))
-            running = self._scheduler.running
-            has_admitted = bool(self._admitted())
-        return has_admitted
-
-    def _admitted(self) -> list[WritingSequence]:
-        return self._scheduler.admit(lambda new: self._allocator.fits([*self._scheduler.running, new]))
+        return True
 
     def note_step(self, *, was_active: bool) -> None:
         """Note a step; `was_active` if it admitted, read, wrote or ended a sequence."""
-        absent = [sequence for sequence in self._scheduler.running if is_paused(sequence)]
+        absent = [sequence for sequence in self._scheduler.running if sequence.is_paused]
         self.batcher.note_absent(absent)
-        waits = bool(self._scheduler.parked or absent)
-        self.is_stalled = waits and not was_active
+        self.is_stalled = bool(self._scheduler.parked or absent) and not was_active

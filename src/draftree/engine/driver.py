@@ -164,7 +164,6 @@ class RequestHandle:
         self._unread: dict[int, list[Update]] = {}
         self._num_open = len(self.sequences)
         self._has_answer, self._has_update = asyncio.Event(), asyncio.Event()
-        self._refusal: Exception | None = None
         self._failure: Exception | None = None
 
     @property
@@ -175,43 +174,38 @@ class RequestHandle:
     @property
     def is_over(self) -> bool:
         """Whether the request was refused or ended, or the last updates of all sequences have arrived."""
-        return self._refusal is not None or self._failure is not None or not self._num_open
+        return self._failure is not None or not self._num_open
 
     def accept(self) -> None:
         """Notify the coroutine that the sequences are in the engine."""
-        self._send(None)
+        self._post(self._has_answer.set)
 
     def refuse(self, error: Exception) -> None:
         """Fail the sequences of a request that is not in the engine, and notify the coroutine."""
         for sequence in self.sequences:
             sequence.fail(error)
         self.untold = []
-        self._send(error)
+        self.end(error)
 
     def end(self, error: Exception) -> None:
         """Notify the coroutine that no updates follow; the sequences stay with a thread that may be lost."""
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._fail, error)
+        self._post(lambda: self._fail(error))
 
     def _fail(self, error: Exception) -> None:
         self._failure = error
         self._has_answer.set()
         self._has_update.set()
 
-    def _send(self, refusal: Exception | None) -> None:
+    def _post(self, action: Callable[[], None]) -> None:
         # of a closed loop no coroutine waits for the answer
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._answer, refusal)
-
-    def _answer(self, refusal: Exception | None) -> None:
-        self._refusal = refusal
-        self._has_answer.set()
+            self._loop.call_soon_threadsafe(action)
 
     async def accepted(self) -> None:
         """Wait until the sequences are in the engine."""
         await self._has_answer.wait()
-        if (error := self._refusal or self._failure) is not None:
-            raise error
+        if self._failure is not None:
+            raise self._failure
 
     @staticmethod
     def deliver(requests: Iterable[RequestHandle]) -> list[RequestHandle]:
@@ -222,15 +216,14 @@ class RequestHandle:
         """
         news: dict[asyncio.AbstractEventLoop, list[tuple[RequestHandle, list[Update]]]] = {}
         for request in requests:
-            updates = request._take_updates()
-            if updates:
+            if updates := request._take_updates():
                 news.setdefault(request._loop, []).append((request, updates))
         closed: list[RequestHandle] = []
-        for loop, found in news.items():
+        for loop, arriving in news.items():
             try:
-                loop.call_soon_threadsafe(_arrive, found)
+                loop.call_soon_threadsafe(_arrive, arriving)
             except RuntimeError:
-                closed += [request for request, _ in found]
+                closed += [request for request, _ in arriving]
         return closed
 
     def _take_updates(self) -> list[Update]:
@@ -321,11 +314,9 @@ class Driver:
                 future.set_exception(EngineClosedError(CLOSED))
                 return
             try:
-                found = action()
+                future.set_result(action())
             except BaseException as error:
                 future.set_exception(error)
-            else:
-                future.set_result(found)
 
         self._mailbox.put(act, otherwise=future.set_exception)
         return future
@@ -396,7 +387,10 @@ class Driver:
 
     def _turn(self) -> None:
         """Run one submitted action, or else a step; then update line, coroutines and drains."""
-        action = self._mailbox.get(wait=not self._has_work, seconds=self._patience)
+        # with background work, trees of clients are not waited for
+        has_paused = self._engine.has_work and not self._has_background
+        seconds = self._engine.paused.patience if has_paused else 0.0
+        action = self._mailbox.get(wait=not self._has_work, seconds=seconds)
         if action is not None:
             action()
         else:
@@ -409,14 +403,12 @@ class Driver:
             self._drains.pop().set_result(None)
 
     @property
-    def _patience(self) -> float:
-        """Seconds to wait for trees of clients; none if there is background work."""
-        is_alone = self._background is None or self._background.is_idle
-        return self._engine.paused.patience if is_alone and self._engine.has_work else 0.0
+    def _has_background(self) -> bool:
+        return self._background is not None and not self._background.is_idle
 
     @property
     def _has_work(self) -> bool:
-        return self._engine.has_work or not (self._background is None or self._background.is_idle)
+        return self._engine.has_work or self._has_background
 
     def _step(self) -> None:
         if not self._engine.has_work:

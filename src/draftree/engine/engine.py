@@ -18,7 +18,7 @@ from draftree.engine.parts import EngineParts
 from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.round import Chunk, run_round
 from draftree.engine.scheduler import PREFILL_TOKENS_IDLE, Scheduler, reading_sizes
-from draftree.engine.sequence import Update, WritingSequence, is_paused
+from draftree.engine.sequence import Update, WritingSequence
 from draftree.options import EngineLimits
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Engine:
         together: bool = False,
         tries_again: bool = True,
     ) -> None:
-        self._parts = parts
+        self.parts = parts
         self.lock = parts.target.lock
         """Lock of the model; unfinished sequences are read under it."""
         self._limits = limits or EngineLimits()
@@ -63,11 +63,6 @@ class Engine:
         self._listeners = [] if on_round is None else [on_round]
         self._together = together
         self._tries_again = tries_again
-
-    @property
-    def parts(self) -> EngineParts:
-        """The parts of the engine."""
-        return self._parts
 
     @property
     def is_idle(self) -> bool:
@@ -110,9 +105,8 @@ class Engine:
     @property
     def longest(self) -> int:
         """Tokens that a text can have at most, the prompt included, for which there is memory."""
-        context = self._parts.target.max_length
-        room = self.slot_room
-        return context if room is None else min(context, room)
+        context = self.parts.target.max_length
+        return context if self.slot_room is None else min(context, self.slot_room)
 
     @property
     def slot_room(self) -> int | None:
@@ -200,10 +194,9 @@ class Engine:
         except BaseException as error:
             # also on Ctrl-C: slots must be consistent for the next user of the engine
             interrupted = GenerationError(f"{type(error).__name__} interrupted the batch: run the request again")
-            reason = error if isinstance(error, Exception) else interrupted
             for sequence in self._scheduler.running:
                 if not sequence.is_finished:
-                    sequence.fail(reason)
+                    sequence.fail(error if isinstance(error, Exception) else interrupted)
             self._release()
             raise
         stepped = list(self._scheduler.running)
@@ -222,12 +215,11 @@ class Engine:
     def _share_pass(self) -> tuple[list[WritingSequence], list[Chunk]]:
         """Return the sequences that decode in the next pass, and the prompt chunks of the others."""
         running = [s for s in self._scheduler.running if s.slot is not None and not s.is_finished]
-        writing = [s for s in running if s.num_pending <= PENDING_TOKENS_IN_ROUND and not s.scores_prompt]
-        writing = [s for s in writing if not is_paused(s)]
         reading = [s for s in running if s.num_pending > PENDING_TOKENS_IN_ROUND or s.scores_prompt]
+        writing = [s for s in running if s not in reading and not s.is_paused]
         beside = any(s.counts.rounds for s in writing) and not self._together
         budget = self._limits.prefill_chunk_size if beside else PREFILL_TOKENS_IDLE
-        given = reading_sizes(reading, budget, vocab_size=self._parts.target.vocab_size)
+        given = reading_sizes(reading, budget, vocab_size=self.parts.target.vocab_size)
         chunks = [Chunk(s, count) for s, count in zip(reading, given, strict=True) if 0 < count < s.num_pending]
         ready = writing + [s for s, count in zip(reading, given, strict=True) if count == s.num_pending]
         if self._together and len(ready) < len(self._scheduler.running):
@@ -236,7 +228,7 @@ class Engine:
 
     def _pass(self, ready: Sequence[WritingSequence], chunks: Sequence[Chunk]) -> None:
         try:
-            record = run_round(self._parts, ready, chunks)
+            record = run_round(self.parts, ready, chunks)
         except (AssertionError, RankError):
             raise  # an internal error, not a request's, or the end of the model
         except Exception as error:
@@ -264,11 +256,11 @@ class Engine:
             if sequence.is_finished or not all(chunk.num_tokens for chunk in own):
                 continue
             try:
-                record = run_round(self._parts, () if own else (sequence,), own)
+                record = run_round(self.parts, () if own else (sequence,), own)
             except (AssertionError, RankError):
                 raise
-            except Exception as its_own:
-                sequence.fail(its_own)
+            except Exception as repeated:
+                sequence.fail(repeated)
                 continue
             self._notify(record)
 
@@ -280,4 +272,4 @@ class Engine:
         """Raise AssertionError if requests, slots and cached prefixes are inconsistent; call between steps."""
         self._scheduler.check_integrity()
         self._allocator.check_integrity(self._scheduler.running, self.waiting)
-        self._parts.target.check_integrity()
+        self.parts.target.check_integrity()

@@ -143,11 +143,8 @@ class _Growing:
         new = self.tokens[len(self._tree) :]
         if new and draw in (Draw.IID, Draw.WITHOUT_REPLACEMENT):
             certain = torch.zeros(len(new), vocab_size).scatter_(-1, torch.tensor(new)[:, None], 1.0)
-            distributions = (
-                certain
-                if distributions is None
-                else torch.cat((distributions, certain.to(distributions.device, distributions.dtype)))
-            )
+            drawn = certain[:0] if distributions is None else distributions
+            distributions = torch.cat((drawn, certain.to(drawn.device, drawn.dtype)))
         return TokenTree(
             tuple(self.tokens), tuple(self.parents), tuple(self.scores), draw, distributions, tuple(self.sources)
         )

@@ -87,29 +87,24 @@ def slot_budget(parts: EngineParts, sequence_bytes: int | None = None) -> SlotBu
     target = parts.target.footprint
     draft = total(choice.drafter.footprint for choice in parts.drafters)
     nodes = min(max((choice.planner.default_nodes for choice in parts.drafters), default=0), MAX_NODES)
-    is_given = sequence_bytes is not None
-    free, graphs = free_memory(parts.target.device), target.graphs + draft.graphs
-    if sequence_bytes is None:
-        sequence_bytes = int(SHARE * max(0, (UNKNOWN if free is None else free) - graphs))
+    free = free_memory(parts.target.device)
+    graphs = target.graphs + draft.graphs
+    share = int(SHARE * max(0, (UNKNOWN if free is None else free) - graphs))
     budget = SlotBudget(
         free_bytes=free,
         graph_bytes=graphs,
-        sequence_bytes=sequence_bytes,
+        sequence_bytes=share if sequence_bytes is None else sequence_bytes,
         token_bytes=target.token + draft.token,
         round_bytes=(1 + nodes) * (LOGIT_COPIES * target.logits + target.row) + LOGIT_COPIES * draft.logits + draft.row,
         tree_size=max(DRAFT_ROOM, nodes),
     )
-    if is_given:
-        _require_room(budget, min(SHORT_TEXT, parts.target.max_length))
-    return budget
-
-
-def _require_room(budget: SlotBudget, length: int) -> None:
-    if not budget.num_slots(length):
+    length = min(SHORT_TEXT, parts.target.max_length)
+    if sequence_bytes is not None and not budget.num_slots(length):
         raise ConfigurationError(
             f"sequence_memory is {budget.sequence_bytes} bytes, but a text of {length} tokens, the prompt included, "
             f"takes {budget.slot_bytes(length)}: increase it, or omit it to use half of the free memory"
         )
+    return budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +129,8 @@ class SlotEstimate:
 def estimate_slots(parts: EngineParts, length: int) -> SlotEstimate:
     """Estimate the room of an engine with these parts, created now."""
     budget = slot_budget(parts)
-    return SlotEstimate(
-        free_bytes=budget.free_bytes,
-        sequence_bytes=budget.sequence_bytes,
-        graph_bytes=budget.graph_bytes,
-        slot_bytes=budget.slot_bytes(length),
-        num_slots=budget.num_slots(length),
-    )
+    sizes = budget.slot_bytes(length), budget.num_slots(length)
+    return SlotEstimate(budget.free_bytes, budget.sequence_bytes, budget.graph_bytes, *sizes)
 
 
 logger = logging.getLogger(__name__)
@@ -246,74 +236,69 @@ class SlotAllocator:
 
     def _open(self, sequence: WritingSequence, earlier: Sequence[WritingSequence]) -> None:
         copyable = sequence.history.tokens[: sequence.num_copyable]
-        found = PrefixMatch() if sequence.opens else self._beginning(sequence, copyable, earlier)
-        if found.later >= found.length + MIN_SHARED:
+        match = PrefixMatch() if sequence.opens else self._beginning(sequence, copyable, earlier)
+        if match.later >= match.length + MIN_SHARED:
             return  # another is about to read that much of it
-        if found.length < MIN_SHARED:
-            found = PrefixMatch()
-        begin = self._take_over if self._takes_over(found) else self._copy
-        begin(found, sequence)
+        if match.length < MIN_SHARED:
+            match = PrefixMatch()
+        begin = self._take_over if self._takes_over(match) else self._copy
+        begin(match, sequence)
         if sequence.plan_state is None and sequence.draft_state is not None:
             planner = sequence.draft_state.choice.planner
             sequence.plan_state = planner.open(is_sampled=sequence.controls.temperature > 0)
         if sequence.counts.rounds == 0:
-            self._count_hit(sequence, found.length)
-
-    def _count_hit(self, sequence: WritingSequence, length: int) -> None:
-        sequence.counts.cached_tokens = length
-        self._sequences += 1
-        self._hits += length > 0
-        self._prompt_tokens += len(sequence.history)
-        self._cached_tokens += length
+            sequence.counts.cached_tokens = match.length
+            self._sequences += 1
+            self._hits += match.length > 0
+            self._prompt_tokens += len(sequence.history)
+            self._cached_tokens += match.length
 
     def _beginning(
         self, sequence: WritingSequence, prompt: np.ndarray, earlier: Sequence[WritingSequence]
     ) -> PrefixMatch:
         kept, length = self.prefixes.find(prompt, sequence.source)
-        found = PrefixMatch() if kept is None else PrefixMatch(kept.slot, length, kept.draft_state, kept)
+        match = PrefixMatch() if kept is None else PrefixMatch(kept.slot, length, kept.draft_state, kept)
         later = 0
         for other in earlier if self._shares else ():
             if other.slot is None or other.opens is not None or other.source != sequence.source:
                 continue
             alike = common_length(other.history.tokens, prompt)
-            if min(alike, other.slot.length) > found.length:
-                found = PrefixMatch(other.slot, min(alike, other.slot.length), other.draft_state)
+            if min(alike, other.slot.length) > match.length:
+                match = PrefixMatch(other.slot, min(alike, other.slot.length), other.draft_state)
             later = max(later, alike)
-        return replace(found, later=later)
+        return replace(match, later=later)
 
-    def _takes_over(self, found: PrefixMatch) -> bool:
+    def _takes_over(self, match: PrefixMatch) -> bool:
         """Whether a kept slot is handed over: if nothing of it is lost, or if there is no place for a copy."""
-        kept = found.kept
+        kept = match.kept
         if kept is None:
             return False
         self.prefixes.use(kept)
-        return found.length == len(kept.tokens) or self._num_open() >= self._most_open()
+        return match.length == len(kept.tokens) or self._num_open() >= self._most_open()
 
-    def _take_over(self, found: PrefixMatch, sequence: WritingSequence) -> None:
-        assert found.kept is not None, "only kept slots are handed over"
-        sequence.slot = self.prefixes.take(found.kept)
-        self._parts.target.truncate(sequence.slot, found.length)
+    def _take_over(self, match: PrefixMatch, sequence: WritingSequence) -> None:
+        assert match.kept is not None, "only kept slots are handed over"
+        sequence.slot = self.prefixes.take(match.kept)
+        self._parts.target.truncate(sequence.slot, match.length)
         view = replace(sequence.view, slot=sequence.slot)
-        sequence.draft_state = self._drafts.attach(found.draft_state, view, found.length)
+        sequence.draft_state = self._drafts.attach(match.draft_state, view, match.length)
         self._reserve(self._num_open(), [sequence])
 
-    def _copy(self, found: PrefixMatch, sequence: WritingSequence) -> None:
+    def _copy(self, match: PrefixMatch, sequence: WritingSequence) -> None:
         target = self._parts.target
         self.prefixes.evict(self._num_open() + 1 - self._most_open())
         self._reserve(self._num_open() + 1, [sequence])
         if sequence.opens is not None:
             sequence.slot = sequence.opens()
+        elif match.slot is not None:
+            sequence.slot = target.fork(match.slot, match.length)
+        elif sequence.source is None:
+            sequence.slot = target.open()
         else:
-            sequence.slot = self._opened(sequence) if found.slot is None else target.fork(found.slot, found.length)
+            assert isinstance(target, EncoderDecoder), "sources are for encoder-decoder models"
+            sequence.slot = target.open_on(sequence.source)
         view = replace(sequence.view, slot=sequence.slot)
-        sequence.draft_state = self._drafts.fork(found.draft_state, view, found.length)
-
-    def _opened(self, sequence: WritingSequence) -> Slot:
-        target = self._parts.target
-        if sequence.source is None:
-            return target.open()
-        assert isinstance(target, EncoderDecoder), "sources are for encoder-decoder models"
-        return target.open_on(sequence.source)
+        sequence.draft_state = self._drafts.fork(match.draft_state, view, match.length)
 
     def _num_open(self) -> int:
         return sum(s.slot is not None for s in self._running) + len(self.prefixes.kept)

@@ -6,8 +6,9 @@ taken over instead of read again. Only the start of a sequence depends on what i
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -55,25 +56,17 @@ class DraftStates:
 
     def detach(self, state: DraftState | None, length: int) -> DraftState | None:
         """The state of a finished sequence, for a cached prefix of so many tokens; None if nothing of it is kept."""
-        if state is None:
-            return None
-        try:
-            kept = state.choice.drafter.detach(state.own, length)
-        except Exception as error:
-            # a drafter cannot change the text, and must not stop other sequences
-            _log("the drafter could not keep a state with its cached prefix", error)
-            return None
-        return None if kept is None else DraftState(state.choice, kept)
+        kept = None
+        if state is not None:
+            with _failures_logged("the drafter could not keep a state with its cached prefix"):
+                kept = state.choice.drafter.detach(state.own, length)
+        return None if kept is None or state is None else DraftState(state.choice, kept)
 
     def close(self, state: DraftState | None) -> None:
         """Close a state."""
-        if state is None:
-            return
-        try:
-            state.choice.drafter.close(state.own)
-        except Exception as error:
-            # as above
-            _log("the drafter could not close a state", error)
+        if state is not None:
+            with _failures_logged("the drafter could not close a state"):
+                state.choice.drafter.close(state.own)
 
     def check_integrity(self, states: Sequence[DraftState | None]) -> None:
         """Raise AssertionError if a state has two owners, or a drafter's bookkeeping contradicts itself."""
@@ -81,12 +74,19 @@ class DraftStates:
             choice.drafter.check_integrity([s.own for s in states if s is not None and s.choice is choice])
 
 
-def _log(text: str, error: Exception) -> None:
-    """Log what failed; a lack of memory is reported by the request that it ends, and has no traceback."""
-    if is_out_of_memory(error):
-        logger.info("%s: there is not enough memory", text)
-    else:
-        logger.error(text, exc_info=error)
+@contextlib.contextmanager
+def _failures_logged(text: str) -> Iterator[None]:
+    """Log an error: a drafter cannot change the text, and must not stop other sequences.
+
+    A lack of memory is reported by the request that it ends, and has no traceback.
+    """
+    try:
+        yield
+    except Exception as error:
+        if is_out_of_memory(error):
+            logger.info("%s: there is not enough memory", text)
+        else:
+            logger.error(text, exc_info=error)
 
 
 MIN_SHARED = 16
@@ -152,22 +152,20 @@ class PrefixCache:
         self._target.truncate(slot, slot.length)
         kept_state = self._drafts.detach(draft_state, slot.length)
         new = CachedPrefix(slot, tokens[: slot.length].copy(), kept_state, source)
-        alike = [old for old in self.kept if old.source == source]
-        for old in [old for old in alike if common_length(old.tokens, new.tokens) == len(old.tokens)]:
-            self._close(old)  # all that it holds the new one holds as well
+        for old in list(self.kept):
+            if old.source == source and common_length(old.tokens, new.tokens) == len(old.tokens):
+                self._close(old)  # all that it holds the new one holds as well
         self.kept.append(new)
         self.evict(len(self.kept) - self.limit)
 
     def find(self, prompt: np.ndarray, source: Source | None = None) -> tuple[CachedPrefix | None, int]:
         """The kept slot with this source and the longest common beginning, the latest of equals, and how long it is."""
-        best, length = None, 0
-        for kept in self.kept:
-            if kept.source != source:
-                continue
-            shared = common_length(kept.tokens, prompt)
-            if shared >= max(1, length):
-                best, length = kept, shared
-        return best, length
+        lengths = {
+            index: common_length(kept.tokens, prompt) for index, kept in enumerate(self.kept) if kept.source == source
+        }
+        index = max(reversed(lengths), key=lengths.__getitem__, default=0)
+        length = lengths.get(index, 0)
+        return (self.kept[index] if length else None), length
 
     def use(self, kept: CachedPrefix) -> None:
         """Note that a slot was of use just now."""

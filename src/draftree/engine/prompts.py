@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 from draftree.core.errors import InvalidRequestError, blaming
 from draftree.engine.sequence import DecoderPrompt
@@ -28,6 +28,7 @@ from draftree.text.fill_in import FillIn, SourceFile
 from draftree.text.languages import language_token
 from draftree.text.tokenizer import Tokenizer, too_long
 
+T = TypeVar("T")
 MAX_DECODER_PROMPT = 2**18
 """Characters or token ids."""
 
@@ -92,9 +93,12 @@ class PromptEncoder:
         Raises:
             InvalidRequestError: no tokenizer, or a text that is not valid Unicode.
         """
+        return self._require_tokenizer("a text", "text").encode(text, add_special_tokens)
+
+    def _require_tokenizer(self, what: str, param: str | None = None, *, advice: str = "give token ids") -> Tokenizer:
         if self.tokenizer is None:
-            raise InvalidRequestError("a text cannot be encoded: this model has no tokenizer", param="text")
-        return self.tokenizer.encode(text, add_special_tokens)
+            raise InvalidRequestError(f"{what} needs a tokenizer, and this model has none: {advice}", param=param)
+        return self.tokenizer
 
     def encode_gap(
         self, before: str, after: str, *, files: Sequence[SourceFile] = (), most: int | None = None
@@ -110,12 +114,11 @@ class PromptEncoder:
         Raises:
             InvalidRequestError: a tokenizer without the tokens, or a prompt that is too long.
         """
-        if self.tokenizer is None:
-            raise InvalidRequestError("a text cannot be encoded: this model has no tokenizer", param="suffix")
+        tokenizer = self._require_tokenizer("a prompt with a gap", "suffix")
         if most is not None:
             for text in (before, after, *(file.text for file in files)):
-                self.tokenizer.require_fit(text, most)
-        return FillIn(self.tokenizer).encode(before, after, files)
+                tokenizer.require_fit(text, most)
+        return FillIn(tokenizer).encode(before, after, files)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Return the text of token ids.
@@ -123,9 +126,8 @@ class PromptEncoder:
         Raises:
             InvalidRequestError: there is no tokenizer, or an id is outside the vocabulary.
         """
-        if self.tokenizer is None:
-            raise InvalidRequestError("token ids cannot be decoded: this model has no tokenizer", param="ids")
-        return self.tokenizer.decode(self._checked_ids(ids, "ids"), skip_special_tokens)
+        tokenizer = self._require_tokenizer("decoding", "ids", advice="read the token ids")
+        return tokenizer.decode(self._checked_ids(ids, "ids"), skip_special_tokens)
 
     def encode_chat(
         self,
@@ -147,7 +149,7 @@ class PromptEncoder:
         """
         self._require_text(source_lang, kind="a conversation")
         with blaming("messages"):
-            return self._chat_tokenizer.apply_chat_template(
+            return self._require_tokenizer("a conversation").apply_chat_template(
                 messages,
                 tools=tools,
                 template_kwargs=template_kwargs,
@@ -156,12 +158,6 @@ class PromptEncoder:
                 allow_control_tokens=self.allow_control_tokens,
                 most=most,
             )
-
-    @property
-    def _chat_tokenizer(self) -> Tokenizer:
-        if self.tokenizer is None:
-            raise InvalidRequestError("a conversation needs a tokenizer, and this model has none: give token ids")
-        return self.tokenizer
 
     def encode_prompt(self, prompt: Prompt, *, source_lang: str | None = None, most: int | None = None) -> list[int]:
         """Encode a text, or check a list of token ids.
@@ -178,11 +174,14 @@ class PromptEncoder:
             if not self._vocab_size:
                 raise InvalidRequestError("the prompt is text, and this model reads features of sound: use transcribe")
             if isinstance(prompt, str):
-                if self.tokenizer is None:
-                    raise InvalidRequestError("the prompt is a text, but this model has no tokenizer: give token ids")
+                tokenizer = self._require_tokenizer("a text")
                 if most is not None:
-                    self.tokenizer.require_fit(prompt, most)
-                ids = self._encode_source(prompt, source_lang) if prompt else []
+                    tokenizer.require_fit(prompt, most)
+                if source_lang is None or not prompt:
+                    ids = tokenizer.encode(prompt) if prompt else []
+                else:
+                    self._require_encoder("source_lang")
+                    ids = tokenizer.encode_in(source_lang, prompt)
             elif is_row(prompt):
                 self._require_text(source_lang, kind="token ids")
                 ids = list(prompt)
@@ -193,13 +192,6 @@ class PromptEncoder:
             if not ids:
                 raise InvalidRequestError("the prompt is empty: give at least one character or token")
             return self._checked_ids(ids, "prompt")
-
-    def _encode_source(self, text: str, source_lang: str | None) -> list[int]:
-        assert self.tokenizer is not None
-        if source_lang is None:
-            return self.tokenizer.encode(text)
-        self._require_encoder("source_lang")
-        return self.tokenizer.encode_in(source_lang, text)
 
     def _require_encoder(self, param: str) -> Sequence[int]:
         """Return the decoder's start tokens."""
@@ -233,21 +225,18 @@ class PromptEncoder:
         if isinstance(prompt, WholeStart):
             self._require_encoder("decoder_prompt")
             return prompt
-        given = None if prompt is None else self._decoder_ids(prompt)
+        ids = None if prompt is None else self._decoder_ids(prompt)
         if target_lang is None:
-            return given
+            return ids
         start = self._require_encoder("target_lang")
-        if self.tokenizer is None:
-            raise InvalidRequestError(
-                "target_lang needs a tokenizer, and this model has none: give the token of the language as "
-                "decoder_prompt",
-                param="target_lang",
-            )
-        languages = self.tokenizer.languages
-        token = language_token(languages, target_lang, param="target_lang", name=self.tokenizer.name)
+        tokenizer = self._require_tokenizer(
+            "target_lang", "target_lang", advice="give the token of the language as decoder_prompt"
+        )
+        languages = tokenizer.languages
+        token = language_token(languages, target_lang, param="target_lang", name=tokenizer.name)
         if start and start[-1] in languages.values():
-            return WholeStart([*start[:-1], token, *(given or ())])
-        return [token, *(given or ())]
+            return WholeStart([*start[:-1], token, *(ids or ())])
+        return [token, *(ids or ())]
 
     def with_start(self, options: RequestOptions) -> RequestOptions:
         """Return the options with what the decoder continues as token ids, as `SequenceFactory` needs it."""
@@ -258,10 +247,9 @@ class PromptEncoder:
     def _decoder_ids(self, prompt: Prompt) -> list[int]:
         self._require_encoder("decoder_prompt")
         require_length("decoder_prompt", prompt, MAX_DECODER_PROMPT, "characters or tokens")
-        if not isinstance(prompt, str) and not is_row(prompt):
-            ids: list[Any] = []
-        else:
-            ids = self.encode_text(prompt, add_special_tokens=False) if isinstance(prompt, str) else list(prompt)
+        ids: list[Any] = list(prompt) if is_row(prompt) else []
+        if isinstance(prompt, str):
+            ids = self.encode_text(prompt, add_special_tokens=False)
         if not ids or not all(map(is_id, ids)):
             raise InvalidRequestError(
                 f"decoder_prompt is {shown_value(prompt)}: give a text or token ids, at least one",
@@ -270,29 +258,24 @@ class PromptEncoder:
         return [int(token) for token in ids]
 
     def _checked_ids(self, ids: Sequence[Any], param: str) -> list[int]:
-        vocab_size = self._vocab_size
         for token in ids:
             if isinstance(token, bool) or not is_id(token):
                 raise InvalidRequestError(
                     f"a {param} of token ids must hold whole numbers, got {shown_value(token)}", param=param
                 )
-            if not 0 <= token < vocab_size:
+            if not 0 <= token < self._vocab_size:
                 raise InvalidRequestError(
-                    f"the {param} holds token {token}, but the vocabulary ends at {vocab_size - 1}", param=param
+                    f"the {param} holds token {token}, but the vocabulary ends at {self._vocab_size - 1}", param=param
                 )
         return [int(token) for token in ids]
 
 
 def encoder_of(model: LanguageModel, tokenizer: Tokenizer | None, *, allow_control_tokens: bool) -> PromptEncoder:
     """Return the encoder of a model's prompts, which are sources if it is an encoder-decoder model."""
-    if not isinstance(model, EncoderDecoder):
-        return PromptEncoder(tokenizer, model.vocab_size, allow_control_tokens=allow_control_tokens)
-    return PromptEncoder(
-        tokenizer,
-        model.source_vocab_size,
-        allow_control_tokens=allow_control_tokens,
-        decoder_start=model.rules.start_ids,
-    )
+    size, start = model.vocab_size, None
+    if isinstance(model, EncoderDecoder):
+        size, start = model.source_vocab_size, model.rules.start_ids
+    return PromptEncoder(tokenizer, size, allow_control_tokens=allow_control_tokens, decoder_start=start)
 
 
 LONG = 50_000
@@ -326,9 +309,7 @@ class AsyncPromptEncoder:
         Raises:
             InvalidRequestError: an invalid prompt.
         """
-        return await self._run(
-            is_long(prompt), lambda encoder: encoder.encode(prompt, source_lang=source_lang, most=most)
-        )
+        return await self._run(is_long(prompt), PromptEncoder.encode, prompt, source_lang=source_lang, most=most)
 
     async def encode_chat(
         self,
@@ -355,37 +336,29 @@ class AsyncPromptEncoder:
         """
         return await self._run(
             is_long(messages, tools, template_kwargs),
-            lambda encoder: encoder.encode_chat(
-                messages,
-                tools=tools,
-                template_kwargs=template_kwargs,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                most=most,
-            ),
+            PromptEncoder.encode_chat,
+            messages,
+            tools=tools,
+            template_kwargs=template_kwargs,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            most=most,
         )
 
     async def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text, as `PromptEncoder.encode_text`."""
-        return await self._run(
-            is_long(text), lambda encoder: encoder.encode_text(text, add_special_tokens=add_special_tokens)
-        )
+        return await self._run(is_long(text), PromptEncoder.encode_text, text, add_special_tokens=add_special_tokens)
 
     async def encode_gap(
         self, before: str, after: str, *, files: Sequence[SourceFile] = (), most: int | None = None
     ) -> list[int]:
         """Return the token ids of a prompt with a gap, as `PromptEncoder.encode_gap`."""
-        return await self._run(
-            is_long(before, after, *(file.text for file in files)),
-            lambda encoder: encoder.encode_gap(before, after, files=files, most=most),
-        )
+        is_long_gap = is_long(before, after, *(file.text for file in files))
+        return await self._run(is_long_gap, PromptEncoder.encode_gap, before, after, files=files, most=most)
 
     async def encode_start(self, options: RequestOptions) -> DecoderPrompt | None:
         """Return what a decoder continues, as `PromptEncoder.encode_start`."""
-        found: DecoderPrompt | None = await self._run(
-            is_long(options.decoder_prompt), lambda encoder: encoder.encode_start(options)
-        )
-        return found
+        return await self._run(is_long(options.decoder_prompt), PromptEncoder.encode_start, options)
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of token ids; bytes that form no character become U+FFFD.
@@ -393,17 +366,19 @@ class AsyncPromptEncoder:
         Raises:
             InvalidRequestError: the model has no tokenizer, or an id is outside the vocabulary.
         """
-        return await self._run(len(ids) >= LONG, lambda encoder: encoder.decode(ids, skip_special_tokens))
+        return await self._run(len(ids) >= LONG, PromptEncoder.decode, ids, skip_special_tokens)
 
     async def with_tokenizer(self, action: Callable[[Tokenizer | None], Any]) -> Any:
         """Run an action that uses the tokenizer, on a thread."""
         return await self._run(False, lambda encoder: action(encoder.tokenizer))
 
-    async def _run(self, is_long: bool, action: Callable[[PromptEncoder], Any]) -> Any:
+    async def _run(self, is_long: bool, action: Callable[..., T], *args: Any, **options: Any) -> T:
         if is_long:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._long_prompts, lambda: action(self._encoder_of_long_prompts))
-        return await asyncio.to_thread(action, self._encoder)
+            return await loop.run_in_executor(
+                self._long_prompts, lambda: action(self._encoder_of_long_prompts, *args, **options)
+            )
+        return await asyncio.to_thread(action, self._encoder, *args, **options)
 
     @cached_property
     def _encoder_of_long_prompts(self) -> PromptEncoder:

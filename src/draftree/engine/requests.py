@@ -35,6 +35,7 @@ class SequenceFactory:
         defaults: the model's sampling, for parameters that a request does not give.
 
     Attributes:
+        eos_ids: the model's tokens that end a text.
         auto_draft: the drafter that `auto` stands for; None if `auto` was not among the drafters.
         records_picks: whether records of rounds hold the target's picks, for traces of a whole run.
     """
@@ -52,19 +53,15 @@ class SequenceFactory:
     ) -> None:
         self._parts = parts
         self._tokenizer = tokenizer
-        self._eos_ids = tuple(eos_ids)
-        self._context, self._defaults = parts.target.max_length, defaults
+        self.eos_ids = tuple(eos_ids)
+        self.defaults = defaults
+        self._context = parts.target.max_length
         self._kernels, self._fallback_reason = kernels, fallback_reason
         self.auto_draft: str | None = None
         self.records_picks = False
         self._slot_room = slot_room
         self._numbers = itertools.count(1)
         self._grammars: Grammars | None = None
-
-    @property
-    def eos_ids(self) -> tuple[int, ...]:
-        """The model's tokens that end a text."""
-        return self._eos_ids
 
     def sequences(
         self, ids: SourceOrTokens, params: SamplingParams, **keywords: Unpack[RequestKeywords]
@@ -75,24 +72,31 @@ class SequenceFactory:
             ids: token ids of the prompt, which is the source of an encoder-decoder model, or features.
             params: sampling parameters, or all options; `decoder_prompt` is token ids, as for `decoder_input`.
         """
-        options = RequestOptions.of(params, **keywords).resolved(self._defaults)
+        options = RequestOptions.of(params, **keywords).resolved(self.defaults)
         chosen = self._choice(options.draft)
         if not isinstance(ids, FeatureSource):
             ids = self.truncated(ids, options)
         assert not isinstance(options.decoder_prompt, str), "`PromptEncoder.with_start` encodes a text"
         opening = decoder_input(self._parts.target, ids, options.decoder_prompt)
         limit = self._limit(opening, options)
-        self._check_prediction(options, chosen)
+        traits = self._parts.traits_of(chosen)
+        if options.prediction is not None and not traits.reads_predictions:
+            lack = "there is no drafter that uses it" if traits is NO_DRAFTS else "the drafter does not use it"
+            raise InvalidRequestError(
+                f"a prediction was given, but {lack}: use draft='prediction', alone or merged with another "
+                "('prediction+suffix'), or leave the prediction out",
+                param="prediction",
+            )
         seed = secrets.randbits(SEED_BITS) if options.seed is None else options.seed
         name = options.request_id or f"request-{next(self._numbers)}"
-        made = [
-            WritingSequence(
+        sequences = []
+        for index in range(options.n):
+            own_seed = seed if index == 0 else Noise(seed).stream("n", index).seed
+            sequence = WritingSequence(
                 name,
                 index,
                 opening.tokens,
-                controls=self._controls(
-                    options, opening, limit, seed=seed if index == 0 else Noise(seed).stream("n", index).seed
-                ),
+                controls=self._controls(options, opening, limit, seed=own_seed),
                 limit=limit,
                 detokenizer=self._detokenizer(options, opening.tokens),
                 priority=options.priority,
@@ -102,25 +106,22 @@ class SequenceFactory:
                 source=opening.source,
                 source_length=opening.source_length,
             )
-            for index in range(options.n)
-        ]
-        is_plain = self._parts.traits_of(chosen) is NO_DRAFTS
-        for sequence in made:
-            asked = SlotRequest(sequence.history, sequence.controls, limit, is_plain)
-            sequence.opens = self._parts.target.opener(asked)
+            request = SlotRequest(sequence.history, sequence.controls, limit, traits is NO_DRAFTS)
+            sequence.opens = self._parts.target.opener(request)
             sequence.kernels, sequence.fallback_reason = self._kernels, self._fallback_reason
             sequence.rounds = [] if options.trace else None
             sequence.client_drafts = ClientDrafts() if options.drafted_by_client else None
             sequence.records_picks = self.records_picks
             if options.written:
                 sequence.write(options.written, 0)
-        return made
+            sequences.append(sequence)
+        return sequences
 
     def _controls(self, params: SamplingParams, opening: DecoderInput, limit: int, *, seed: int) -> Controls:
         controls = build_controls(
             params,
             vocab_size=self._parts.target.vocab_size,
-            eos_ids=self._eos_ids,
+            eos_ids=self.eos_ids,
             encode=None if self._tokenizer is None else self._encode_plainly,
             grammars=None if self._tokenizer is None else self._spelled_grammars,
             seed=seed,
@@ -128,18 +129,13 @@ class SequenceFactory:
         if opening.rules is None or opening.source is None:
             return controls
         added = opening.rules.processors(
-            params, opening.source.tokens, prompt=opening.tokens, limit=limit, ends=sorted(self._eos_ids)
+            params, opening.source.tokens, prompt=opening.tokens, limit=limit, ends=sorted(self.eos_ids)
         )
         return replace(controls, processors=(*controls.processors, *added))
 
-    @property
-    def defaults(self) -> Sampling:
-        """The model's sampling, for parameters that a request does not give."""
-        return self._defaults
-
     def resolved(self, params: SamplingParams) -> SamplingParams:
         """Return the parameters with the model's defaults in place of those that are not given."""
-        return params.resolved(self._defaults)
+        return params.resolved(self.defaults)
 
     def truncated(self, ids: Sequence[int], params: SamplingParams) -> Sequence[int]:
         """Return the last prompt tokens that `truncate_prompt_tokens` keeps; all if it is None."""
@@ -194,7 +190,8 @@ class SequenceFactory:
         """Return the name of the chosen drafter; empty for the default."""
         if draft is None:
             return ""
-        known, named = list(dict.fromkeys((*self._parts.choices, NO_DRAFT))), self.named_draft(draft)
+        known = list(dict.fromkeys((*self._parts.choices, NO_DRAFT)))
+        named = self.named_draft(draft)
         if named in known:
             return named
         raise InvalidRequestError(
@@ -202,16 +199,6 @@ class SequenceFactory:
             "with the model",
             param="draft",
         )
-
-    def _check_prediction(self, params: SamplingParams, draft: str) -> None:
-        traits = self._parts.traits_of(draft)
-        if params.prediction is not None and not traits.reads_predictions:
-            lack = "there is no drafter that uses it" if traits is NO_DRAFTS else "the drafter does not use it"
-            raise InvalidRequestError(
-                f"a prediction was given, but {lack}: use draft='prediction', alone or merged with another "
-                "('prediction+suffix'), or leave the prediction out",
-                param="prediction",
-            )
 
     def _detokenizer(self, params: SamplingParams, prompt: Sequence[int]) -> Detokenizer | None:
         if self._tokenizer is None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from draftree.core.errors import QueueFullError
 from draftree.engine.round import scored_rows
-from draftree.engine.sequence import WritingSequence, is_paused
+from draftree.engine.sequence import WritingSequence
 
 PREFILL_TOKENS_IDLE = 512
 """Prompt tokens per pass while no sequence is decoding."""
@@ -23,17 +23,15 @@ def split_prefill_budget(pending: Sequence[int], budget: int) -> list[int]:
         pending: unread tokens per sequence, in the order of service.
         budget: total tokens, at least 1.
     """
-    given = [0] * len(pending)
     if not pending:
-        return given
-    left = budget
-    given[0] = min(pending[0], -(-budget // 2))
-    left -= given[0]
-    for place in sorted(range(1, len(pending)), key=lambda place: (pending[place], place)):
-        given[place] = min(pending[place], left)
-        left -= given[place]
-    given[0] += min(pending[0] - given[0], left)
-    return given
+        return []
+    sizes = [min(pending[0], -(-budget // 2)), *[0] * (len(pending) - 1)]
+    left = budget - sizes[0]
+    for place in sorted(range(1, len(pending)), key=pending.__getitem__):
+        sizes[place] = min(pending[place], left)
+        left -= sizes[place]
+    sizes[0] += min(pending[0] - sizes[0], left)
+    return sizes
 
 
 def reading_sizes(reading: Sequence[WritingSequence], budget: int, *, vocab_size: int) -> list[int]:
@@ -43,19 +41,17 @@ def reading_sizes(reading: Sequence[WritingSequence], budget: int, *, vocab_size
         reading: sequences with unread tokens, in the order of service.
     """
     rows = scored_rows(vocab_size)
-    given = split_prefill_budget([_wanted(sequence, rows) for sequence in reading], budget)
+    # the root is not part of a scored chunk, nor read before the client's tree: a round reads it
+    wanted = [
+        min(sequence.num_pending - 1, rows) if sequence.scores_prompt else sequence.num_pending - sequence.is_paused
+        for sequence in reading
+    ]
+    sizes = split_prefill_budget(wanted, budget)
     for place, sequence in enumerate(reading):
         if sequence.scores_prompt:
-            given[place] = min(given[place], rows)
-            rows -= given[place]
-    return given
-
-
-def _wanted(sequence: WritingSequence, rows: int) -> int:
-    # the root is not part of a scored chunk, nor read before the client's tree: a round reads it
-    if sequence.scores_prompt:
-        return min(sequence.num_pending - 1, rows)
-    return sequence.num_pending - is_paused(sequence)
+            sizes[place] = min(sizes[place], rows)
+            rows -= sizes[place]
+    return sizes
 
 
 class Scheduler:
@@ -126,9 +122,8 @@ class Scheduler:
         """Remove finished sequences from the batch, the queue and the parked ones; returns them."""
         finished = [s for s in (*self.running, *self.waiting, *self.parked) if s.is_finished]
         if finished:
-            self.running = [s for s in self.running if not s.is_finished]
-            self.waiting = [s for s in self.waiting if not s.is_finished]
-            self.parked = [s for s in self.parked if not s.is_finished]
+            kept = ([s for s in queue if not s.is_finished] for queue in (self.running, self.waiting, self.parked))
+            self.running, self.waiting, self.parked = kept
         return finished
 
     @property

@@ -6,9 +6,7 @@ import enum
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
-from collections.abc import Sequence as Series
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, final
 
 from draftree.core.errors import InvalidRequestError, PromptTooLongError
@@ -89,12 +87,24 @@ class DecoderInput:
         source: what the decoder decodes from; None for causal models.
         source_length: number of positions of the source.
         rules: settings of an encoder-decoder model; None for causal models.
+        forced: tokens with which every sequence of a beam search begins, with a score of 0.
     """
 
     tokens: Sequence[int]
     source: Source | None = None
     source_length: int = 0
     rules: DecodingRules | None = None
+    forced: tuple[int, ...] = ()
+
+    @property
+    def shown(self) -> tuple[int, ...]:
+        """The tokens that the user gave: those of the source, or the prompt."""
+        return tuple(self.tokens) if self.source is None else self.source.tokens
+
+    @property
+    def length(self) -> int:
+        """Number of tokens to which limits of a search relate: those of the source, or of the prompt."""
+        return len(self.tokens) if self.source is None else self.source_length
 
 
 def decoder_input(
@@ -126,24 +136,23 @@ def decoder_input(
             "shorten the prompt",
             param="prompt",
         )
-    rules = target.rules
-    return DecoderInput(decoder_tokens(target, decoder_prompt), source, length, rules)
+    return DecoderInput(decoder_tokens(target, decoder_prompt), source, length, target.rules)
 
 
 def decoder_tokens(target: EncoderDecoder, prompt: DecoderPrompt | None) -> Sequence[int]:
-    """Return the tokens that the decoder continues; arguments as for `opening_of`."""
+    """Return the tokens that the decoder continues; arguments as for `decoder_input`."""
     start = target.rules.start_ids
     if prompt is None:
         return target.rules.prompt
-    given = prompt.tokens if isinstance(prompt, WholeStart) else prompt
-    outside = [token for token in given if not 0 <= token < target.vocab_size]
+    tokens = prompt.tokens if isinstance(prompt, WholeStart) else prompt
+    outside = [token for token in tokens if not 0 <= token < target.vocab_size]
     if outside:
         raise InvalidRequestError(
             f"decoder_prompt holds token {outside[0]}, but the vocabulary ends at {target.vocab_size - 1}",
             param="decoder_prompt",
         )
-    is_whole = isinstance(prompt, WholeStart) or tuple(given[: len(start)]) == start
-    return given if is_whole else (*start, *given)
+    is_whole = isinstance(prompt, WholeStart) or tuple(tokens[: len(start)]) == start
+    return tokens if is_whole else (*start, *tokens)
 
 
 _ROUND_NUMBERS = itertools.count()
@@ -211,20 +220,21 @@ class Update:
     rounds: tuple[SequenceRecord, ...] = ()
 
     @classmethod
-    def joined(cls, updates: Series[Update]) -> Update:
+    def joined(cls, updates: Sequence[Update]) -> Update:
         """Return successive updates of one sequence as one."""
         if len(updates) == 1:
             return updates[0]
         names = ("pieces", "token_ids", "drafted", "logprobs", "rounds")
-        whole = {name: tuple(chain.from_iterable(getattr(one, name) for one in updates)) for name in names}
+        whole = {name: tuple(itertools.chain.from_iterable(getattr(one, name) for one in updates)) for name in names}
         return cls(updates[-1].sequence, is_last=updates[-1].is_last, **whole)
 
 
 @final
-class ClientTiming:
-    """When the tree of a sequence came, and how long its client was away before. Mutated by `DraftBatcher` only.
+class ClientDrafts:
+    """The trees of one sequence, one at a time, and when they come. Mutated on the engine's thread only.
 
     Attributes:
+        since: grows with every round of any such sequence; the smallest has waited longest.
         arrived: time of the last tree.
         left: time of the last verdict; None before the first, and while a tree is there.
         seconds: between the last verdict and the tree after it; None before that.
@@ -232,40 +242,34 @@ class ClientTiming:
     """
 
     def __init__(self) -> None:
+        self._tree: TokenTree | None = None
+        self.since = next(_ROUND_NUMBERS)
         self.arrived = 0.0
         self.left: float | None = None
         self.seconds: float | None = None
         self.has_taken = False
 
     @property
-    def due(self) -> float | None:
-        """When the next tree is expected; None if that is unknown."""
-        return None if self.left is None or self.seconds is None else self.left + self.seconds
-
-
-@final
-class ClientDrafts:
-    """The trees of one sequence, one at a time. Mutated on the engine's thread only."""
-
-    def __init__(self) -> None:
-        self._tree: TokenTree | None = None
-        self.since = next(_ROUND_NUMBERS)
-        """Grows with every round of any such sequence; the smallest has waited longest."""
-        self.absence = ClientTiming()
-
-    @property
     def is_waiting(self) -> bool:
         """Whether the next tree has not arrived."""
         return self._tree is None
 
-    def put(self, tree: TokenTree) -> None:
+    @property
+    def due(self) -> float | None:
+        """When the next tree is expected; None if that is unknown."""
+        return None if self.left is None or self.seconds is None else self.left + self.seconds
+
+    def put(self, tree: TokenTree, arrived: float) -> None:
         """Set the tree of the next round."""
         self._tree = tree
+        if self.left is not None:
+            self.seconds = max(0.0, arrived - self.left)
+        self.arrived, self.left = arrived, None
 
     def take(self) -> TokenTree:
         """Return the tree, and wait for the next one; an empty tree if none has arrived."""
         tree, self._tree = self._tree, None
-        self.since, self.absence.has_taken = next(_ROUND_NUMBERS), True
+        self.since, self.has_taken = next(_ROUND_NUMBERS), True
         return EMPTY if tree is None else tree
 
 
@@ -283,7 +287,7 @@ class WritingSequence:
         self,
         request_id: str,
         index: int,
-        prompt: Series[int],
+        prompt: Sequence[int],
         *,
         controls: Controls,
         limit: int,
@@ -342,9 +346,11 @@ class WritingSequence:
         self.texts: list[str] = []
         self._detokenizer = detokenizer
         params = controls.params
-        self._stop = None
-        if params.stop_strings:
-            self._stop = StopChecker(params.stop_strings, include_in_output=params.include_stop_str_in_output)
+        self._stop = (
+            StopChecker(params.stop_strings, include_in_output=params.include_stop_str_in_output)
+            if params.stop_strings
+            else None
+        )
         self._unshown: list[Piece] = []
         self._num_shown = 0
         self.rounds: list[SequenceRecord] | None = None
@@ -355,6 +361,11 @@ class WritingSequence:
     def is_finished(self) -> bool:
         """Whether the sequence is finished."""
         return self.finish_reason is not None
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the sequence waits for a tree of its client."""
+        return self.client_drafts is not None and self.client_drafts.is_waiting
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
@@ -388,7 +399,7 @@ class WritingSequence:
         """Number of tokens that may still be written."""
         return self.limit - len(self.history)
 
-    def write(self, tokens: Series[int], num_drafted: int) -> int:
+    def write(self, tokens: Sequence[int], num_drafted: int) -> int:
         """Append verified tokens up to the first that ends the text.
 
         Args:
@@ -453,21 +464,16 @@ class WritingSequence:
         first, end = self._num_shown, len(self.drafted)
         if first == end and not self.is_finished:
             return None
-        pieces, self._unshown, self._num_shown = tuple(self._unshown), [], end
-        rounds: tuple[SequenceRecord, ...] = ()
-        if self.rounds is not None:
-            rounds, self.rounds = tuple(self.rounds), []
-        return Update(
+        update = Update(
             self,
-            pieces,
+            tuple(self._unshown),
             self.is_finished,
             tuple(self.history.output[first:end].tolist()),
             tuple(self.drafted[first:end]),
             tuple(self.logprobs[first:end]),
-            rounds,
+            tuple(self.rounds or ()),
         )
-
-
-def is_paused(sequence: WritingSequence) -> bool:
-    """Return whether a sequence waits for a tree of its client."""
-    return sequence.client_drafts is not None and sequence.client_drafts.is_waiting
+        self._unshown, self._num_shown = [], end
+        if self.rounds:
+            self.rounds = []
+        return update

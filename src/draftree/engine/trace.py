@@ -142,7 +142,10 @@ class Trace:
         Args:
             table: "rounds" (one row per round), "steps" (per sequence and round) or "nodes" (per drafted token).
         """
-        return to_pandas(self, table)
+        rows = rows_of(self, table)
+        frames = import_extra("pandas", "data frames need", error=ConfigurationError)
+        frame: pandas.DataFrame = frames.DataFrame(list(rows))
+        return frame
 
 
 def read_trace(path: Path) -> Trace:
@@ -172,7 +175,7 @@ def _trace_of(lines: list[dict[str, Any]]) -> Trace:
         draft=first["draft"],
         verify=first["verify"],
         plan=first["plan"],
-        parts=tuple(_part_of(part) for part in first["parts"]),
+        parts=tuple(DraftPart(**{name: _frozen(value) for name, value in part.items()}) for part in first["parts"]),
         pass_seconds={int(rows): seconds for rows, seconds in first["pass_seconds"].items()},
         about=first.get("about", {}),
     )
@@ -183,31 +186,20 @@ def _trace_of(lines: list[dict[str, Any]]) -> Trace:
     return Trace(header, tuple(_round_of(line) for line in kinds["round"]), texts)
 
 
-def _part_of(entry: Mapping[str, Any]) -> DraftPart:
-    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
-    return DraftPart(**values)
+def _frozen(value: Any) -> Any:
+    """Return a JSON value with tuples in place of lists."""
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def _round_of(line: Mapping[str, Any]) -> TracedRound:
-    steps = tuple(_step_of(entry) for entry in line["sequences"])
+    steps = tuple(_step_of({name: _frozen(value) for name, value in entry.items()}) for entry in line["sequences"])
     return TracedRound(line["seconds"], tuple(line["part_seconds"]), line["rows"], steps, line.get("start"))
 
 
 def _step_of(entry: Mapping[str, Any]) -> Step:
-    sources = tuple(tuple(names) for names in entry["sources"])
-    tree = TokenTree(tuple(entry["tokens"]), tuple(entry["parents"]), tuple(entry["scores"]), sources=sources)
-    kept = entry["kept"]
-    return Step(
-        sequence=entry["sequence"],
-        prefix=entry["prefix"],
-        room=entry["room"],
-        tree=tree,
-        kept=None if kept is None else tuple(kept),
-        path=tuple(entry["path"]),
-        bonus=entry["bonus"],
-        num_written=entry["written"],
-        picks=tuple(entry.get("picks", ())),
-    )
+    tree = TokenTree(entry["tokens"], entry["parents"], entry["scores"], sources=entry["sources"])
+    shared = {name: entry[name] for name in ("sequence", "prefix", "room", "kept", "path", "bonus")}
+    return Step(tree=tree, num_written=entry["written"], picks=entry.get("picks", ()), **shared)
 
 
 def acceptance_length(rounds: Iterable[TracedRound]) -> float:
@@ -300,20 +292,12 @@ def starts_of(trace: Trace) -> list[float]:
     return starts
 
 
-def to_pandas(trace: Trace, table: str) -> pandas.DataFrame:
-    """Return a table as a data frame."""
-    found = rows_of(trace, table)
-    frames = import_extra("pandas", "data frames need", error=ConfigurationError)
-    frame: pandas.DataFrame = frames.DataFrame(list(found))
-    return frame
-
-
 def write_csv(trace: Trace, table: str, stream: IO[str]) -> None:
     """Write a table as CSV with a line of names."""
-    found = list(rows_of(trace, table))
-    writer = csv.DictWriter(stream, list(found[0]) if found else [], lineterminator="\n")
+    rows = list(rows_of(trace, table))
+    writer = csv.DictWriter(stream, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(found)
+    writer.writerows(rows)
 
 
 def rows_of(trace: Trace, table: str) -> Iterator[Mapping[str, Any]]:
