@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import median
@@ -36,7 +36,7 @@ MARGIN = 0.95  # streaming is recommended if it takes less than this share of th
 MIN_ROUNDS = 8  # rounds before a recommendation
 
 
-def percentile(values: list[float], share: float) -> float:
+def percentile(values: Iterable[float], share: float) -> float:
     """Return the value below which this share of the values lies; 0 without values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
@@ -91,10 +91,14 @@ class Latency:
         """Median time in the server's queue."""
         return median(self._queues) if self._queues else 0.0
 
-    def costs(self) -> dict[int, float]:
-        """Return seconds of a round without its draft, by rows: round trip, queue and the server's pass."""
-        fixed = percentile(list(self._trips), PLANNED) + percentile(list(self._queues), PLANNED)
-        return {rows: fixed + seconds for rows, seconds in self.pass_seconds.items()}
+    def costs(self, max_rows: int) -> dict[int, float]:
+        """Return seconds of a round without its draft, by rows: round trip, queue and the server's pass.
+
+        Without the server's times all passes up to `max_rows` take a round trip.
+        """
+        fixed = percentile(self._trips, PLANNED) + percentile(self._queues, PLANNED)
+        known = {rows: fixed + seconds for rows, seconds in self.pass_seconds.items()}
+        return known or dict.fromkeys((1, max_rows), self.trip_seconds)
 
     @property
     def token_seconds(self) -> float:

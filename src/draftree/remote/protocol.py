@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import msgpack
 
 from draftree.core.errors import InvalidRequestError, suggestion
-from draftree.core.tree import ROOT, TokenTree, is_chain
+from draftree.core.tree import TokenTree, is_chain
 from draftree.remote.address import FrameError, RefusedError
 from draftree.sampling.params import SamplingParams
 
@@ -37,16 +37,13 @@ MAX_ID = 2**53
 MAX_NAME = 256
 
 
-def read_number(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_ID:
-        raise FrameError(f"'{name}' is {value!r:.60}: it must be a whole number from 0 to {MAX_ID}")
+def read_number(name: str, value: Any, *, low: int = 0, high: int = MAX_ID) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise FrameError(f"'{name}' is {value!r:.60}: it must be a whole number from {low} to {high}")
     return value
 
 
-def read_seed(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**64:
-        raise FrameError(f"'{name}' is {value!r:.60}: it must be a whole number of at most 64 bits")
-    return value
+read_seed = partial(read_number, low=-(2**63), high=2**64 - 1)
 
 
 def read_flag(name: str, value: Any) -> bool:
@@ -86,10 +83,10 @@ def read_texts(name: str, value: Any, unpack: Callable[[str, Any], T], *, most: 
     """Return a list with an entry for each of several texts."""
     if not isinstance(value, list) or not 0 < len(value) <= most:
         raise FrameError(f"'{name}' must be a list of {what.format(f'1 to {most}')}")
-    found: list[Any] = [unpack(name, item) for item in value]
-    if len({entry.text for entry in found}) < len(found):
+    entries: list[Any] = [unpack(name, item) for item in value]
+    if len({entry.text for entry in entries}) < len(entries):
         raise FrameError(f"'{name}' names a text twice")
-    return found
+    return entries
 
 
 def read_values(name: str, value: Any, length: int) -> Sequence[Any]:
@@ -194,16 +191,15 @@ def pack_draft(draft: DraftedText) -> list[Any]:
 
 def unpack_draft(name: str, values: Any) -> DraftedText:
     text, length, crc, tokens, parents = read_values(name, values, 5)
-    given = read_numbers(f"{name}.tokens", tokens)
-    if parents is None:
-        tree = TokenTree(given, tuple(range(ROOT, len(given) - 1)))
-    else:
-        above = read_numbers(f"{name}.parents", parents)
-        if len(above) != len(given) or any(parent > node for node, parent in enumerate(above)):
-            raise FrameError(f"'{name}' has parents that are no tree: one earlier node, or 0 for the root, per token")
-        tree = TokenTree(given, tuple(parent - 1 for parent in above))
+    drafted = read_numbers(f"{name}.tokens", tokens)
+    above = range(len(drafted)) if parents is None else read_numbers(f"{name}.parents", parents)
+    if len(above) != len(drafted) or any(parent > node for node, parent in enumerate(above)):
+        raise FrameError(f"'{name}' has parents that are no tree: one earlier node, or 0 for the root, per token")
     return DraftedText(
-        read_number(f"{name}.text", text), read_number(f"{name}.length", length), read_number(f"{name}.crc", crc), tree
+        read_number(f"{name}.text", text),
+        read_number(f"{name}.length", length),
+        read_number(f"{name}.crc", crc),
+        TokenTree(drafted, tuple(parent - 1 for parent in above)),
     )
 
 
@@ -213,9 +209,11 @@ def pack_walk(walk: WalkedText) -> list[Any]:
 
 def unpack_walk(values: Any) -> WalkedText:
     text, path, bonus, is_done = read_values("walk", values, 4)
-    nodes = read_run("walk.path", path)
     return WalkedText(
-        read_number("walk.text", text), nodes, read_number("walk.bonus", bonus), read_flag("walk.done", is_done)
+        read_number("walk.text", text),
+        read_run("walk.path", path),
+        read_number("walk.bonus", bonus),
+        read_flag("walk.done", is_done),
     )
 
 
@@ -265,23 +263,20 @@ SENT = tuple(field.name for field in dataclasses.fields(SamplingParams) if field
 
 def sendable_params(params: SamplingParams) -> dict[str, Any]:
     """Return the parameters that differ from the defaults; mappings as lists of pairs."""
-    found: dict[str, Any] = {}
+    sent: dict[str, Any] = {}
     for field in dataclasses.fields(SamplingParams):
         value = getattr(params, field.name)
-        if field.name in LOCAL or value == field.default or value is None:
-            continue
-        if isinstance(value, Mapping):
-            value = [[key, item] for key, item in value.items()]
-        found[field.name] = list(value) if isinstance(value, tuple) else value
-    return found
+        if field.name not in LOCAL and value != field.default and value is not None:
+            value = map(list, value.items()) if isinstance(value, Mapping) else value
+            sent[field.name] = list(value) if isinstance(value, tuple | map) else value
+    return sent
 
 
 def read_params(given: Mapping[str, Any], *, seed: int, max_tokens: int) -> SamplingParams:
     """Return checked parameters of a request; `max_tokens` includes the tokens that are written already."""
     values = dict(given)
-    for name in values:
-        if name not in SENT:
-            raise InvalidRequestError(f"parameter {name[:60]!r} cannot be sent: {suggestion(name[:60], SENT)}")
+    if unknown := [name[:60] for name in values if name not in SENT]:
+        raise InvalidRequestError(f"parameter {unknown[0]!r} cannot be sent: {suggestion(unknown[0], SENT)}")
     bias = values.get("logit_bias")
     if isinstance(bias, list):
         if not all(isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], int) for pair in bias):

@@ -73,11 +73,11 @@ class _Turn:
     bonus: int = -1
 
     def picks(self) -> list[int]:
-        found, row = [-1] * self.num_rows, 0
+        picks, row = [-1] * self.num_rows, 0
         for node in self.path:
-            found[row], row = self.tree.tokens[node], node + 1
-        found[row] = self.bonus
-        return found
+            picks[row], row = self.tree.tokens[node], node + 1
+        picks[row] = self.bonus
+        return picks
 
 
 @final
@@ -108,8 +108,7 @@ class RemoteModel(LanguageModel):
         return len(self._slots)
 
     def known_costs(self, max_rows: int) -> Mapping[int, float]:
-        trip = self.link.latency.trip_seconds
-        return self.link.latency.costs() or {1: trip, max_rows: trip}
+        return self.link.latency.costs(max_rows)
 
     def reserve(self, num_slots: int, length: int) -> None:
         """Do nothing: the server makes room when texts need it."""
@@ -221,9 +220,8 @@ class RemoteModel(LanguageModel):
         while not slot.unread:
             start = history.num_output_tokens
             reply = self.link.request({"t": "read", "text": slot.text, "start": start})
-            slot.unread = [
-                token for token in results_of(reply) if isinstance(token, int) and 0 <= token < self.vocab_size
-            ]
+            tokens = results_of(reply)
+            slot.unread = [token for token in tokens if isinstance(token, int) and 0 <= token < self.vocab_size]
             slot.is_done = slot.is_done or bool(reply.get("done"))
             if slot.is_done and not slot.unread:
                 raise RefusedError("the server ended the text before the device did", code="bad_reply")
@@ -250,14 +248,11 @@ class RemoteModel(LanguageModel):
                     if not slot.is_done:
                         ended.append(slot.text)
         if ended:
-            self._end(ended)
+            # if it fails, the server ends them with their lease
+            with contextlib.suppress(SessionLostError, RefusedError, UnreachableError):
+                self.link.request({"t": "close", "texts": ended})
+            self.link.traffic()
         return []
-
-    def _end(self, texts: Sequence[int]) -> None:
-        # if it fails, the server ends them with their lease
-        with contextlib.suppress(SessionLostError, RefusedError, UnreachableError):
-            self.link.request({"t": "close", "texts": list(texts)})
-        self.link.traffic()
 
     def disconnect(self) -> None:
         self.link.close()

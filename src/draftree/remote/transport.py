@@ -8,8 +8,8 @@ import logging
 import ssl
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any, TypeVar, final
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -19,8 +19,6 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.files import expanded
 from draftree.remote.address import ConnectionLostError, RefusedError, RemoteAddress
 from draftree.remote.protocol import MAX_REPLY_BYTES
-
-__all__ = ["PATH", "SILENCE", "PostTransport", "Transport", "WebSocketTransport", "fetch", "open_transport"]
 
 T = TypeVar("T")
 
@@ -188,18 +186,13 @@ class PostTransport(Transport):
 
     def exchange(self, frame: bytes) -> bytes:
         headers = {**self._headers, "content-type": CONTENT_TYPE, "accept": CONTENT_TYPE}
-        try:
+        with _errors_of(self._address, self._connection):
             if self._connection.sock is None:
                 self._connection.connect()
             self._connection.sock.settimeout(self._timeout)  # connecting and replies have limits of their own
             self._connection.request("POST", f"{self._address.path}{PATH}", body=frame, headers=headers)
             response = self._connection.getresponse()
             body = response.read(MAX_REPLY_BYTES + 1)
-        except ssl.SSLCertVerificationError as error:
-            raise _untrusted(self._address, error) from error
-        except (OSError, http.client.HTTPException) as error:
-            self._connection.close()  # the next request connects again
-            raise ConnectionLostError(f"no answer from {self._address}: {_first_line(error)}") from error
         self.bytes_up += len(frame)
         self.bytes_down += len(body)
         if response.status != OK or response.getheader("content-type") != CONTENT_TYPE:
@@ -228,16 +221,10 @@ def open_transport(address: RemoteAddress, key: str | None, *, timeout: float, s
 
 def fetch(address: RemoteAddress, key: str | None, path: str, *, timeout: float, max_bytes: int) -> bytes:
     connection = _connection(address, timeout)
-    try:
+    with closing(connection), _errors_of(address, connection):
         connection.request("GET", f"{address.path}{path}", headers=_headers(key))
         response = connection.getresponse()
         body = response.read(max_bytes + 1)
-    except ssl.SSLCertVerificationError as error:
-        raise _untrusted(address, error) from error
-    except (OSError, http.client.HTTPException) as error:
-        raise ConnectionLostError(f"no answer from {address}: {_first_line(error)}") from error
-    finally:
-        connection.close()
     if response.status != OK:
         raise _refusal(response.status, body)
     if len(body) > max_bytes:
@@ -267,6 +254,17 @@ def tls_context(address: RemoteAddress) -> ssl.SSLContext | None:
         ) from error
 
 
+@contextmanager
+def _errors_of(address: RemoteAddress, connection: http.client.HTTPConnection) -> Iterator[None]:
+    try:
+        yield
+    except ssl.SSLCertVerificationError as error:
+        raise _untrusted(address, error) from error
+    except (OSError, http.client.HTTPException) as error:
+        connection.close()  # the next request connects again
+        raise ConnectionLostError(f"no answer from {address}: {_first_line(error)}") from error
+
+
 def _untrusted(address: RemoteAddress, error: ssl.SSLCertVerificationError) -> RefusedError:
     text = (
         f"the certificate of {address} is not trusted ({error.verify_message}): name a file with the certificate of "
@@ -282,10 +280,8 @@ def _headers(key: str | None) -> Mapping[str, str]:
 def _refusal(status: int, body: bytes, *, websocket: bool = False) -> RefusedError:
     """Return the error of an HTTP answer other than a frame."""
     if status in (UNAUTHORIZED, FORBIDDEN):
-        text = "the server refuses the API key: set the right one in DRAFTREE_API_KEY"
-        if NO_KEY in body:
-            text = "the server needs an API key: set it in DRAFTREE_API_KEY"
-        return RefusedError(text, code="unauthorized")
+        problem = "needs an API key: set it" if NO_KEY in body else "refuses the API key: set the right one"
+        return RefusedError(f"the server {problem} in DRAFTREE_API_KEY", code="unauthorized")
     if websocket and status in NO_UPGRADE:
         return RefusedError(f"the server offers no WebSocket (status {status})", code="no_websocket")
     if status == NOT_FOUND:

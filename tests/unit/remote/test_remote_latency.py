@@ -28,19 +28,19 @@ def test_the_round_trip_is_what_the_server_did_not_use() -> None:
     found = latency_of(0.050, queue=0.004)
     assert found.trip_seconds == pytest.approx(0.050)
     assert found.queue_seconds == pytest.approx(0.004)
-    assert found.costs() == {rows: pytest.approx(0.054 + seconds) for rows, seconds in PASSES.items()}
+    assert found.costs(8) == {rows: pytest.approx(0.054 + seconds) for rows, seconds in PASSES.items()}
 
 
 def test_costs_use_a_high_percentile_of_jitter() -> None:
     found = Latency(dict(PASSES))
     for place in range(50):
         found.note_trip(0.02 if place % 2 else 0.10)
-    assert found.costs()[1] == pytest.approx(0.10 + 0.030)
+    assert found.costs(8)[1] == pytest.approx(0.10 + 0.030)
 
 
 def planned_depth(trip: float, acceptance: float = 0.8, level: float = 0.003) -> float:
     """Mean depth of the planner's late budgets for a chain, by the costs of a connection."""
-    table = Table(latency_of(trip).costs(), {"draft": (acceptance,)}, {"draft": level}, depth=32)
+    table = Table(latency_of(trip).costs(8), {"draft": (acceptance,)}, {"draft": level}, depth=32)
     table.play(100).play(800)
     return mean(budget.depth for budget in table.budgets[-400:])
 

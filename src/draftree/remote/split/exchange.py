@@ -126,13 +126,10 @@ class SplitSlot(Slot):
 
     def _note_edit(self, path: tuple[int, ...], keep: tuple[int, ...]) -> None:
         """Join an edit with those that the server does not have yet."""
-        before = self.edit
-        if before is None:
-            self.edit = RowsEdit(path, keep)
-        else:
-            self.edit = RowsEdit(
-                before.path + tuple(before.keep[node] for node in path), tuple(before.keep[node] for node in keep)
-            )
+        if before := self.edit:
+            path, keep = (tuple(before.keep[node] for node in nodes) for nodes in (path, keep))
+            path = before.path + path
+        self.edit = RowsEdit(path, keep)
 
     def truncate(self, length: int) -> None:
         if self.parents or length < self.length:
@@ -156,12 +153,6 @@ ACCEPTED = {torch.float32: 1e-3, torch.bfloat16: 6e-2, torch.float16: 1e-2}
 """Largest difference of states that is rounding, by the dtype of the weights."""
 LARGEST = 0.95
 """Larger values of a row, by share of its values, do not count: a few of them are many times as large as all others."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeResult:
-    is_same: bool  # whether all states and logits have the same bits
-    is_lossless: bool  # whether the states of both sides are unchanged by the format
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +190,12 @@ class Probe:
             rows.unpack(each["middle"] or b"", PROBE_TOKENS), rows.unpack(each["last"] or b"", PROBE_TOKENS), best
         )
 
-    def compare(self, local: SlottedModel, kind: StateFormat, *, reads_out: bool) -> ProbeResult:
-        """Compare these states with those of a device's layers, and the output head with the device's."""
+    def compare(self, local: SlottedModel, kind: StateFormat, *, reads_out: bool) -> tuple[bool, bool]:
+        """Compare these states with those of a device's layers, and the output head with the device's.
+
+        Returns:
+            Whether all states and logits have the same bits, and whether the format keeps the device's states.
+        """
         hidden, _ = _run(local, (local.num_layers,))
         accepted, mine = ACCEPTED[local.dtype], hidden[:, 0]
         error = _difference(mine, self.middle)
@@ -215,7 +210,7 @@ class Probe:
                 f"model (they differ by {error:.1e} of their size, and rounding by at most {accepted:.0e}): name the "
                 "same weights as the server's, and the same dtype and quantization"
             )
-        return ProbeResult(is_same, is_lossless)
+        return is_same, is_lossless
 
 
 @torch.inference_mode()
@@ -249,7 +244,8 @@ SPARE_BYTES = 1 << 14  # bytes of a frame for everything but states
 @dataclass(slots=True)
 class Turn:
     slot: SplitSlot  # of the text
-    parents: Sequence[int]  # of the nodes
+    job: Extend  # of the new nodes
+    nodes: Sequence[int]  # in the local slot
     packed: np.ndarray  # their packed states, shape (nodes, row_bytes)
     wanted: int  # how many of the last nodes have results
     # outputs of earlier layers of the device, shape (nodes, layers, hidden); None if none are asked for
@@ -284,20 +280,16 @@ class Exchange:
         self._rows = max(1, min(MAX_ROWS, (MAX_FRAME_BYTES - SPARE_BYTES) // self.format.row_bytes))
 
     def _join(self) -> dict[str, Any]:
-        where = self._address
-        join = {"t": "join", "split": where.split, "states": where.states, "picks": where.picks}
+        split, states, picks = self._address.split, self._address.states, self._address.picks
         try:
-            reply = self.link.request(join)
-            self.link.traffic()  # the states that are compared count for no token
-            return reply
+            reply = self.link.request({"t": "join", "split": split, "states": states, "picks": picks})
         except RefusedError as error:
-            if error.code == "unknown_type":
-                raise RefusedError(
-                    "the server takes no hidden states: start it with 'draftree verify-server MODEL --split "
-                    f"{where.split}'",
-                    code=error.code,
-                ) from error
-            raise
+            if error.code != "unknown_type":
+                raise
+            advice = f"start it with 'draftree verify-server MODEL --split {split}'"
+            raise RefusedError(f"the server takes no hidden states: {advice}", code=error.code) from error
+        self.link.traffic()  # the states that are compared count for no token
+        return reply
 
     def run(self, turns: Sequence[Turn], layers: Sequence[int]) -> tuple[float, float]:
         """Send the nodes of all turns and fill their results; returns the server's seconds of queue and passes."""
@@ -381,7 +373,7 @@ class Exchange:
         room = self._rows
         for turn in turns:
             slot, again = turn.slot, kept.get(id(turn), 0)
-            parents = [*slot.parents[:again], *turn.parents]
+            parents = [*slot.parents[:again], *turn.job.parents]
             data = b"".join([*slot.packed[:again], turn.packed.tobytes()])
             start, size = 0, self.format.row_bytes
             while start < len(parents) or not parents:
@@ -421,4 +413,4 @@ class Exchange:
 
 def _tokens_of(turn: Turn) -> int:
     """Return the tokens that a text has after a pass, if its tree is a chain."""
-    return turn.slot.length + len(turn.slot.parents) + len(turn.parents)
+    return turn.slot.length + len(turn.slot.parents) + len(turn.job.parents)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import GenerationError, InvalidRequestError
-from draftree.core.tree import ROOT, is_chain
+from draftree.core.tree import is_chain
 from draftree.remote.address import FrameError
 from draftree.remote.protocol import (
     Check,
@@ -47,9 +47,6 @@ class RowsEdit:
     keep: tuple[int, ...] = ()  # nodes that stay tentative, ascending; all others are dropped
 
 
-NO_EDIT = None  # the tentative tree stays as it is
-
-
 @dataclass(frozen=True, slots=True)
 class SentRows:
     """New nodes of one text."""
@@ -72,24 +69,15 @@ def pack_rows(rows: SentRows) -> list[Any]:
 def unpack_rows(name: str, given: Any) -> SentRows:
     text, length, edit, parents, wanted, data = read_values(name, given, 6)
     above = read_run(f"{name}.parents", parents)
-    if isinstance(parents, list):
-        above = tuple(parent - 1 for parent in above)
-    elif above:
-        above = tuple(range(ROOT, len(above) - 1))
+    above = tuple(parent - 1 for parent in above)
     if not isinstance(data, bytes):
         raise FrameError(f"'{name}.data' must be bytes")
     if read_number(f"{name}.wanted", wanted) > len(above):
         raise FrameError(f"'{name}.wanted' is {wanted}, and {len(above)} nodes were sent")
-    return SentRows(
-        read_number(f"{name}.text", text), read_number(f"{name}.length", length), _edit(name, edit), above, wanted, data
-    )
-
-
-def _edit(name: str, given: Any) -> RowsEdit | None:
-    if given is None:
-        return None
-    path, keep = read_values(f"{name}.edit", given, 2)
-    return RowsEdit(read_run(f"{name}.path", path), read_numbers(f"{name}.keep", keep))
+    if edit is not None:
+        path, keep = read_values(f"{name}.edit", edit, 2)
+        edit = RowsEdit(read_run(f"{name}.path", path), read_numbers(f"{name}.keep", keep))
+    return SentRows(read_number(f"{name}.text", text), read_number(f"{name}.length", length), edit, above, wanted, data)
 
 
 def probe_tokens(vocab: int) -> Sequence[int]:

@@ -11,6 +11,7 @@ and knows the tokens of the text that it picks.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
@@ -41,108 +42,17 @@ from draftree.models.memory import Footprint
 from draftree.remote.address import FrameError, RefusedError, RemoteAddress
 from draftree.remote.link import Link
 from draftree.remote.split.exchange import Exchange, SplitSlot, Turn, split_slot
-from draftree.remote.split.messages import StateFormat, text_free_params
-from draftree.sampling.logits import Logits, PickedRows, TensorLogits
+from draftree.remote.split.messages import text_free_params
+from draftree.sampling.logits import PickedRows, TensorLogits
 
 
-def read_out(local: SlottedModel, jobs: Sequence[Extend], states: Sequence[Tensor]) -> Logits:
-    """Return the requested nodes' logits from the last layer's outputs for each job's last nodes, (nodes, hidden)."""
-    rows: list[Tensor] = []
-    for job, own in zip(jobs, states, strict=True):
-        first = len(job.tokens) - len(own)
-        rows += [own[row - first] for row in job.rows]
-    if not rows:
-        return TensorLogits(torch.empty(0, local.vocab_size))
-    return local.read_out(torch.stack(rows))
-
-
-def picked_rows(jobs: Sequence[Extend], results: Sequence[Sequence[Any]], vocab: int) -> PickedRows:
-    found: list[int] = []
-    for job, parts in zip(jobs, results, strict=True):
-        picks = [pick for part in parts for pick in part]
-        if not all(0 <= pick < vocab for pick in picks):
-            raise RefusedError("the server picked a token beyond the vocabulary", code="bad_reply")
-        first = len(job.tokens) - len(picks)
-        found += [picks[row - first] for row in job.rows]
-    return PickedRows(found, vocab)
-
-
-def make_turns(
-    local: LanguageModel, form: StateFormat, jobs: Sequence[Extend], *, capture: Sequence[int]
-) -> list[tuple[Turn, list[int]]]:
-    """Return for each job what is sent, and its nodes in the local slot.
-
-    With `capture` all nodes have results, else those from the first with logits on.
-    """
-    lower = tuple(layer for layer in capture if layer < local.num_layers)
-    found: list[tuple[SplitSlot, Extend, list[int]]] = []
-    late: list[tuple[SplitSlot, Extend]] = []
-    for job in jobs:
-        slot = split_slot(job.slot)
-        # nodes of drafts have no states of lower layers
-        nodes, missing = slot.find(job.tokens, job.parents, is_new=bool(lower))
-        found.append((slot, job, nodes))
-        if missing:
-            known = [*slot.nodes, *nodes]
-            above = [ROOT if job.parents[place] == ROOT else known[job.parents[place]] for place in missing]
-            late.append((slot, Extend(slot.local, [job.tokens[place] for place in missing], above, logits_at=())))
-    below: dict[int, Tensor] = {}
-    if late:
-        result = local.run(Pass([extend for _, extend in late], capture=(*lower, local.num_layers)))
-        for index, (slot, extend) in enumerate(late):
-            slot.note_local(extend.tokens, extend.parents, result.hidden_of(index)[:, -1])
-            below[id(slot)] = result.hidden_of(index)[:, :-1]
-    turns = []
-    for slot, job, nodes in found:
-        wanted = len(nodes) if capture else len(nodes) - min(job.rows, default=len(nodes))
-        packed = form.pack(slot.states_of(nodes))
-        turn = Turn(slot, tuple(job.parents), packed, wanted, below[id(slot)].float().cpu() if lower else None)
-        turns.append((turn, nodes))
-    return turns
-
-
-def captured_states(
-    capture: Sequence[int],
-    turns: Sequence[tuple[Turn, list[int]]],
-    *,
-    split: int,
-    returned: Mapping[int, Tensor],
-) -> Tensor:
-    """Return captured states of all nodes, shape (nodes, captured layers, hidden), float32."""
-    each = dict(returned)
-    lower = [layer for layer in capture if layer < split]
-    if lower:
-        below = torch.cat([turn.lower for turn, _ in turns if turn.lower is not None])
-        each |= {layer: below[:, place] for place, layer in enumerate(lower)}
-    if split in capture:
-        each[split] = torch.cat([turn.slot.states_of(nodes) for turn, nodes in turns]).float().cpu()
-    return torch.stack([each[layer] for layer in capture], dim=1)
-
-
-def note_pass(
-    link: Link,
-    turns: Sequence[tuple[Turn, list[int]]],
-    jobs: Sequence[Extend],
-    *,
-    row_bytes: int,
-    times: tuple[float, float, float],
-) -> None:
-    """Note times and bytes of a pass; states of nodes without logits are those of prompts, and do not count."""
-    up, down = link.traffic()
-    latency = link.latency
-    read = [min(job.rows, default=len(job.tokens)) for job in jobs]
-    for (turn, _), job, count in zip(turns, jobs, read, strict=True):
-        turn.slot.num_read = count if job.num_logits else None
-    num_decoding = sum(bool(job.num_logits) for job in jobs)
-    prompts = sum(read) * row_bytes
-    latency.prompt_bytes += prompts if num_decoding else up
-    if not num_decoding:
-        return
-    latency.bytes_up += max(0, up - prompts)
-    latency.bytes_down += down
-    seconds, queue, passed = times
-    latency.seconds += seconds
-    latency.note_round(seconds, queue=queue, passed=passed, texts=num_decoding, tokens=0)
+def requested(turns: Sequence[Turn], results: Sequence[Any]) -> list[Any]:
+    """Return the results of nodes with logits; `results` has those of each turn's last nodes."""
+    return [
+        own[row + len(own) - len(turn.job.tokens)]
+        for turn, own in zip(turns, results, strict=True)
+        for row in turn.job.rows
+    ]
 
 
 @final
@@ -169,10 +79,9 @@ class SplitModel(LanguageModel):
         self._exchange = Exchange(link, address, limit=self.max_length)
         self.num_layers = self._exchange.num_layers
         kind = self._exchange.format
-        found = self._exchange.probe.compare(local, kind, reads_out=not self.applies_controls)
-        self.is_same = found.is_same  # whether states and logits of a few tokens have the server's bits
-        # whether the format of states keeps them
-        self.is_lossless = found.is_lossless and (self.applies_controls or self._exchange.keeps)
+        # whether states and logits of a few tokens have the server's bits, and whether the format of states keeps them
+        self.is_same, is_lossless = self._exchange.probe.compare(local, kind, reads_out=not self.applies_controls)
+        self.is_lossless = is_lossless and (self.applies_controls or self._exchange.keeps)
         link.latency.can_stream = False
 
     @property
@@ -201,8 +110,7 @@ class SplitModel(LanguageModel):
             assert len(slot.parents) == len(slot.nodes) == len(slot.packed), "every node has states"
 
     def known_costs(self, max_rows: int) -> Mapping[int, float]:
-        trip = self.link.latency.trip_seconds
-        return self.link.latency.costs() or {1: trip, max_rows: trip}
+        return self.link.latency.costs(max_rows)
 
     def reserve(self, num_slots: int, length: int) -> None:
         self.local.reserve(num_slots, length)
@@ -235,35 +143,85 @@ class SplitModel(LanguageModel):
             return self._run_first(pass_)
         self.require_capture(pass_.capture)
         start, capture = self._clock(), pass_.capture
-        turns = make_turns(self.local, self._exchange.format, pass_.jobs, capture=capture)
+        turns = self._turns(pass_.jobs, capture)
         # layers whose states the server returns, the last one last
-        layers = (
-            ()
-            if self.applies_controls
-            else tuple(sorted({at for at in capture if at > self.split} | {self.num_layers}))
-        )
+        above = sorted({layer for layer in capture if layer > self.split} | {self.num_layers})
+        layers = [] if self.applies_controls else above
         try:
-            queue, passed = self._exchange.run([turn for turn, _ in turns], layers)
+            queue, passed = self._exchange.run(turns, layers)
         except FrameError as error:
             raise RefusedError(f"the server's reply cannot be used: {error}", code=error.code) from error
-        for turn, nodes in turns:
-            turn.slot.append(turn.parents, nodes, turn.packed)
-        seconds = self._clock() - start
-        note_pass(
-            self.link, turns, pass_.jobs, row_bytes=self._exchange.format.row_bytes, times=(seconds, queue, passed)
-        )
-        results = [turn.results for turn, _ in turns]
+        for turn in turns:
+            turn.slot.append(turn.job.parents, turn.nodes, turn.packed)
+        self._note_pass(turns, self._clock() - start, queue, passed)
         if self.applies_controls:
-            return PassResult.of_jobs(pass_.jobs, picked_rows(pass_.jobs, results, self.vocab_size))
+            picks = [list(itertools.chain(*turn.results)) for turn in turns]
+            if not all(0 <= pick < self.vocab_size for own in picks for pick in own):
+                raise RefusedError("the server picked a token beyond the vocabulary", code="bad_reply")
+            return PassResult.of_jobs(pass_.jobs, PickedRows(requested(turns, picks), self.vocab_size))
         none = torch.empty(0, len(layers), self._exchange.format.hidden)
-        states = [torch.cat(parts) if parts else none for parts in results]
-        logits = read_out(self.local, pass_.jobs, [own[:, -1] for own in states])
+        states = [torch.cat([none, *turn.results]) for turn in turns]
+        outputs = requested(turns, [own[:, -1] for own in states])
+        logits = self.local.read_out(torch.stack(outputs)) if outputs else TensorLogits(torch.empty(0, self.vocab_size))
         if not capture:
             return PassResult.of_jobs(pass_.jobs, logits)
-        hidden = captured_states(
-            capture, turns, split=self.split, returned=dict(zip(layers, torch.cat(states).unbind(1), strict=True))
-        )
+        captured = dict(zip(layers, torch.cat(states).unbind(1), strict=True))
+        if lower := [layer for layer in capture if layer < self.split]:
+            below = torch.cat([turn.lower for turn in turns if turn.lower is not None])
+            captured |= zip(lower, below.unbind(1), strict=True)
+        if self.split in capture:
+            captured[self.split] = torch.cat([turn.slot.states_of(turn.nodes) for turn in turns]).float().cpu()
+        hidden = torch.stack([captured[layer] for layer in capture], dim=1)
         return PassResult.of_jobs(pass_.jobs, logits, hidden.to(self.device))
+
+    def _turns(self, jobs: Sequence[Extend], capture: Sequence[int]) -> list[Turn]:
+        """Run the device's layers on nodes that lack their states, and return for each job what is sent.
+
+        With `capture` all nodes have results, else those from the first with logits on.
+        """
+        lower = tuple(layer for layer in capture if layer < self.split)
+        places: list[list[int]] = []
+        late: list[tuple[SplitSlot, Extend]] = []
+        for job in jobs:
+            slot = split_slot(job.slot)
+            # nodes of drafts have no states of lower layers
+            nodes, missing = slot.find(job.tokens, job.parents, is_new=bool(lower))
+            places.append(nodes)
+            if missing:
+                known = [*slot.nodes, *nodes]
+                above = [ROOT if job.parents[place] == ROOT else known[job.parents[place]] for place in missing]
+                late.append((slot, Extend(slot.local, [job.tokens[place] for place in missing], above, logits_at=())))
+        below: dict[int, Tensor] = {}
+        if late:
+            result = self.local.run(Pass([extend for _, extend in late], capture=(*lower, self.split)))
+            for index, (slot, extend) in enumerate(late):
+                slot.note_local(extend.tokens, extend.parents, result.hidden_of(index)[:, -1])
+                below[id(slot)] = result.hidden_of(index)[:, :-1]
+        turns = []
+        for job, nodes in zip(jobs, places, strict=True):
+            slot = split_slot(job.slot)
+            wanted = len(nodes) if capture else len(nodes) - min(job.rows, default=len(nodes))
+            packed = self._exchange.format.pack(slot.states_of(nodes))
+            turns.append(Turn(slot, job, nodes, packed, wanted, below[id(slot)].float().cpu() if lower else None))
+        return turns
+
+    def _note_pass(self, turns: Sequence[Turn], seconds: float, queue: float, passed: float) -> None:
+        """Note times and bytes of a pass; states of nodes without logits are those of prompts, and do not count."""
+        up, down = self.link.traffic()
+        latency = self.link.latency
+        prompts = num_decoding = 0
+        for turn in turns:
+            count = min(turn.job.rows, default=len(turn.job.tokens))
+            turn.slot.num_read = count if turn.job.num_logits else None
+            num_decoding += bool(turn.job.num_logits)
+            prompts += count * self._exchange.format.row_bytes
+        latency.prompt_bytes += prompts if num_decoding else up
+        if not num_decoding:
+            return
+        latency.bytes_up += max(0, up - prompts)
+        latency.bytes_down += down
+        latency.seconds += seconds
+        latency.note_round(seconds, queue=queue, passed=passed, texts=num_decoding, tokens=0)
 
     def _run_first(self, pass_: Pass) -> PassResult:
         """Run a draft pass through the first layers; a whole pass continues from its nodes."""
