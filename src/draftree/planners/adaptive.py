@@ -31,6 +31,8 @@ from itertools import accumulate, pairwise, takewhile
 from operator import mul
 from typing import Any, final
 
+import numpy as np
+
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import EMPTY, ROOT, TokenTree, depths, follow
 from draftree.core.types import Budget, DraftCondition, DraftPart, RoundRecord, SequenceRecord
@@ -45,26 +47,17 @@ MAX_ROWS = 4096  # up to which the cost of a pass is extrapolated
 class AutoConstants:
     """Numbers that `adaptive` is tuned by; docs/lab/auto.md compares each with its neighbours."""
 
-    trial_share: float = 0.01
-    """Share of the time that trials of what does not pay may lose."""
-    batch_margin: float = 2.0
-    """Gain relative to the cost of a lookup's draft from which a sequence of a batch has one."""
-    catch_up_rounds: int = 32
-    """Rounds over which the cost of reading the unread text must be regained."""
-    growth: float = 0.04
-    """Share by which expected seconds rise at most after a longer measurement."""
+    trial_share: float = 0.01  # share of the time that trials of what does not pay may lose
+    batch_margin: float = 2.0  # gain relative to the cost of a lookup's draft from which a sequence of a batch has one
+    catch_up_rounds: int = 32  # rounds over which the cost of reading the unread text must be regained
+    growth: float = 0.04  # share by which expected seconds rise at most after a longer measurement
     settled_rounds: int = 12
     """Rounds with a draft in a row after which the cost of rounds without one changes along, and the reverse."""
-    lookup_memory: int = 6
-    """Drafts over which the gain of a lookup is averaged."""
-    prior_weight: float = 3.0
-    """Weight in observations of what is assumed of an unknown drafter."""
-    known_weight: float = 20.0
-    """The same for a drafter whose acceptance was measured before."""
-    sequence_weight: float = 12.0
-    """Weight in observations of all sequences' acceptance beside a sequence's own."""
-    sequence_memory: float = 32.0
-    """Observations over which a sequence's own acceptance is averaged."""
+    lookup_memory: int = 6  # drafts over which the gain of a lookup is averaged
+    prior_weight: float = 3.0  # weight in observations of what is assumed of an unknown drafter
+    known_weight: float = 20.0  # the same for a drafter whose acceptance was measured before
+    sequence_weight: float = 12.0  # weight in observations of all sequences' acceptance beside a sequence's own
+    sequence_memory: float = 32.0  # observations over which a sequence's own acceptance is averaged
 
 
 AUTO = AutoConstants()
@@ -106,7 +99,8 @@ class PassCosts:
         known = sorted(pass_seconds) or [1]
         seconds = list(accumulate((pass_seconds.get(rows, 1.0) for rows in reversed(known)), min))[::-1]
         slope = seconds[-1] / known[-1] if len(known) > 1 else 0.02 * seconds[0]
-        self._base = _between([*known, known[-1] + MAX_ROWS], [*seconds, seconds[-1] + slope * MAX_ROWS], MAX_ROWS)
+        places, values = [*known, known[-1] + MAX_ROWS], [*seconds, seconds[-1] + slope * MAX_ROWS]
+        self._base: list[float] = np.interp(range(MAX_ROWS + 1), places, values).tolist()
         self._has_scale = bool(pass_seconds)
         self._cells: dict[int, _Cell] = {}
         self._last = _Cell(1.0, 1.0, 1.0)
@@ -155,15 +149,6 @@ class PassCosts:
     def _cell(self, batch: int) -> _Cell:
         # a new batch size begins like the last one
         return self._cells.setdefault(batch if batch < 8 else 8 * batch.bit_length(), replace(self._last))
-
-
-def _between(places: Sequence[int], values: Sequence[float], last: int) -> list[float]:
-    """Interpolate values at 0, 1, …, `last` linearly between ascending places; constant before them."""
-    result = [values[0]] * places[0]
-    for (start, low), (end, high) in pairwise(zip(places, values, strict=True)):
-        slope = (high - low) / (end - start)
-        result.extend([low + slope * step for step in range(end - start)])
-    return result[: last + 1]
 
 
 @dataclass(slots=True)
@@ -303,13 +288,9 @@ def choose_nodes(
     ranked = sorted(
         (-survival, place, node) for place, own in enumerate(survivals) for node, survival in enumerate(own)
     )
-    tokens = float(num_sequences)
-    best = 0
-    best_speed = num_sequences / (sunk + curve[0])
-    for count, ((negative, _, _), seconds) in enumerate(zip(ranked, curve[1:], strict=False), 1):
-        tokens -= negative
-        if tokens / (sunk + seconds) > best_speed:
-            best_speed, best = tokens / (sunk + seconds), count
+    tokens = accumulate((-negative for negative, _, _ in ranked), initial=float(num_sequences))
+    speeds = [number / (sunk + seconds) for number, seconds in zip(tokens, curve, strict=False)]
+    best = speeds.index(max(speeds))
     kept: list[list[int]] = [[] for _ in survivals]
     for _, place, node in ranked[:best]:
         kept[place].append(node)
@@ -323,10 +304,9 @@ class SequenceEstimates:
     is_sampled: bool
     trials: list[Trials]  # of lookups
     num_read: list[int]  # tokens that each drafter has read
-    gains: dict[int, float] = field(default_factory=dict)
-    """Tokens that a lookup's draft adds, less the cost of its rows in tokens."""
+    gains: dict[int, float] = field(default_factory=dict)  # tokens that a lookup's draft adds, less its rows' cost
+    # levels of drafters that run a model, with their acceptance given the level above
     levels: dict[int, list[tuple[Kind, float]]] = field(default_factory=dict)
-    """Levels of drafters that run a model, with their acceptance given the level above."""
     odds: OwnOdds = field(default_factory=dict)
     length: int = 0  # as of the last round; 0 before the first one
     tree: TokenTree = EMPTY  # the last draft
@@ -421,11 +401,9 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
         tokens = float(self._num_sequences)
         seconds = self._plain
         # lookups first: a drafter that runs a model is judged by what it adds
-        for runs_model in (False, True):
-            for index, plan in enumerate(self._plans):
-                if plan.part.runs_model == runs_model:
-                    decide = self._plan_model if runs_model else self._plan_lookup
-                    tokens, seconds = decide(index, states, tokens, seconds)
+        for index in sorted(range(len(self._plans)), key=lambda index: self._plans[index].part.runs_model):
+            decide = self._plan_model if self._plans[index].part.runs_model else self._plan_lookup
+            tokens, seconds = decide(index, states, tokens, seconds)
         if not any(any(plan.asked) for plan in self._plans):
             due = [
                 plan.trials.next if plan.part.runs_model else min(state.trials[index].next for state in states)
@@ -482,16 +460,11 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
         rates = [self._rates(index, state) for state in states]
         gains = [list(accumulate(own, mul)) for own in rates]
         unread = sum(max(0, state.length - state.num_read[index]) for state in states)
-        best_depth = 0
-        best_seconds = seconds
-        best_tokens = tokens
-        best_speed = tokens / seconds
+        best_depth, best_tokens, best_seconds = 0, tokens, seconds
         spent = seconds + plan.costs.catching_up(unread) / AUTO.catch_up_rounds
         if seconds == self._plain:  # no draft of this round has paid for planning and for a slower pass
             spent += self._overhead + max(0.0, self._curve[0] - self._plain)
-        total = tokens
-        rows = 0.0
-        reach = float(batch)
+        total, rows, reach = tokens, 0.0, float(batch)
         for level in range(depth):
             further = plan.costs.of(level + 1) - plan.costs.of(level)
             spent += min(1.0, reach) * further + self._row_seconds(rows + reach) - self._row_seconds(rows)
@@ -499,11 +472,9 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
             total, rows = total + gain, rows + reach
             # a calibrated drafter goes on where its tokens are likely to survive: about as often as they do
             reach = gain if plan.part.is_calibrated else reach
-            if total / spent > best_speed:
-                best_depth = level + 1
-                best_seconds = spent
-                best_tokens = total
-                best_speed = total / spent
+            if total / spent > best_tokens / best_seconds:
+                best_depth, best_tokens, best_seconds = level + 1, total, spent
+        best_speed = best_tokens / best_seconds
         plan.rate = rates[0][0]
         plan.is_on = best_depth > 0
         plan.trials.is_on = False
@@ -587,9 +558,8 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
             kind = self._kinds.get((group, number))
             if kind is None:
                 prior = UNSCORED[~number] if number < 0 else CENTRES[number]
-                weight = AUTO.prior_weight
-                if number >= 0 and all(self.parts[index].is_calibrated for index in self._owners(group)):
-                    weight = AUTO.known_weight
+                is_known = number >= 0 and all(self.parts[index].is_calibrated for index in self._owners(group))
+                weight = AUTO.known_weight if is_known else AUTO.prior_weight
                 kind = self._kinds[group, number] = Kind(group, number, prior, weight)
             state.kinds.append(kind)
         return state.kinds
@@ -604,8 +574,7 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
 
     def _levels(self, index: int, tree: TokenTree) -> list[int]:
         """Return the level of each node of a drafter, and 0 for the nodes of others."""
-        sources = tree.sources or [()] * len(tree)
-        pairs = zip(depths(tree.parents), sources, strict=True)
+        pairs = zip(depths(tree.parents), tree.sources or [()] * len(tree), strict=True)
         return [level if index in self._owners(names) else 0 for level, names in pairs]
 
     def observe(self, states: Sequence[SequenceEstimates], record: RoundRecord) -> None:
@@ -625,12 +594,9 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
             self._overhead += change_of(self._overhead, sample) if self._overhead else sample
             num_asked = sum(any(plan.asked) for plan in self._plans)
             for index, plan in enumerate(self._plans):
+                members = zip(range(batch), states, rows, strict=True)
                 # without room for a draft, none was made
-                drafts = [
-                    (place, state, row)
-                    for place, (state, row) in enumerate(zip(states, rows, strict=True))
-                    if plan.asked[place] and row.room != 1
-                ]
+                drafts = [member for member in members if plan.asked[member[0]] and member[2].room != 1]
                 # of empty drafts only the sum is known
                 seconds = record.part_seconds[index] if record.part_seconds else record.draft_seconds / num_asked
                 if drafts:

@@ -8,17 +8,17 @@ Source: additive increase, additive decrease of the draft length, as in overview
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-from draftree.core.types import Budget, RoundRecord
-from draftree.planners.base import Length, Planner, adapt, check_length
+from draftree.planners.base import LengthPlanner, check_length
 
 
 @final
-class AdditivePlanner(Planner[Length]):
+class AdditivePlanner(LengthPlanner):
     """Planner that changes the draft length by plus one or minus one."""
+
+    growth = 1
 
     @dataclass(frozen=True, slots=True)
     class Config:
@@ -28,15 +28,3 @@ class AdditivePlanner(Planner[Length]):
 
         def __post_init__(self) -> None:
             check_length("additive", "start", self.start)
-
-    def open(self, *, is_sampled: bool = False) -> Length:
-        """Return the initial length."""
-        return Length(self.default_depth if self.config.start is None else self.config.start)
-
-    def budgets(self, states: Sequence[Length]) -> list[Budget]:
-        """Return budgets of the current lengths."""
-        return [self.ahead(state.k) for state in states]
-
-    def observe(self, states: Sequence[Length], record: RoundRecord) -> None:
-        """Increase a length after full acceptance, decrease it otherwise."""
-        adapt(states, record, up=1, down=1)

@@ -104,19 +104,32 @@ class Planner(ABC, Generic[State]):
 
 @dataclass(slots=True)
 class Length:
-    """Draft length that adapts to acceptance. Mutated by `adapt`."""
+    """Draft length of a sequence. Mutated by `LengthPlanner`."""
 
     k: int
 
 
-def adapt(states: Sequence[Length], record: RoundRecord, *, up: int, down: int) -> None:
-    """Increase lengths after full acceptance, decrease them otherwise; rounds without a draft are ignored."""
-    for state, row in zip(states, record.sequences, strict=True):
-        if row.num_drafted and row.num_in_path == row.draft_depth:
-            # a shorter draft than allowed is no test of this length
-            state.k = max(state.k, min(state.k + up, row.draft_depth + up))
-        elif row.num_drafted:
-            state.k = max(1, state.k - down)
+class LengthPlanner(Planner[Length]):
+    """Planner whose draft lengths grow by `growth` after full acceptance, and shrink by one otherwise."""
+
+    growth: ClassVar[int]
+
+    def open(self, *, is_sampled: bool = False) -> Length:
+        """Return the initial length."""
+        return Length(self.default_depth if self.config.start is None else self.config.start)
+
+    def budgets(self, states: Sequence[Length]) -> list[Budget]:
+        """Return budgets of the current lengths."""
+        return [self.ahead(state.k) for state in states]
+
+    def observe(self, states: Sequence[Length], record: RoundRecord) -> None:
+        """Adapt the lengths; rounds without a draft are ignored."""
+        for state, row in zip(states, record.sequences, strict=True):
+            if row.num_drafted and row.num_in_path == row.draft_depth:
+                # a shorter draft than allowed is no test of this length
+                state.k = max(state.k, min(state.k, row.draft_depth) + self.growth)
+            elif row.num_drafted:
+                state.k = max(1, state.k - 1)
 
 
 def check_length(planner: str, name: str, value: int | None, *, least: int = 1) -> None:

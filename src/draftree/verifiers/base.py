@@ -154,14 +154,19 @@ def deepest_path(tree: TokenTree, is_kept: Callable[[int], bool]) -> list[int]:
     return tree.path(deepest)
 
 
+def verdict_at_deepest(tree: TokenTree, picks: Sequence[int], is_kept: Callable[[int], bool]) -> Verdict:
+    """Accept the `deepest_path`, and write the target's pick at its end."""
+    path = deepest_path(tree, is_kept)
+    return Verdict(tuple(path), picks[path[-1] + 1 if path else 0])
+
+
 def follow_picks(tree: TokenTree, distributions: NodeDistributions) -> Verdict:
     """Descend while the target's pick is a child, and write the pick at the end.
 
     Twins (equal tokens under one parent) are both followed; the deeper one is kept.
     """
     picks = distributions.picks()
-    path = deepest_path(tree, lambda node: picks[tree.parents[node] + 1] == tree.tokens[node])
-    return Verdict(tuple(path), picks[path[-1] + 1 if path else 0])
+    return verdict_at_deepest(tree, picks, lambda node: picks[tree.parents[node] + 1] == tree.tokens[node])
 
 
 WITH_DISTRIBUTIONS = frozenset({Draw.IID, Draw.POINT, Draw.WITHOUT_REPLACEMENT})

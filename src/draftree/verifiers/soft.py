@@ -23,7 +23,7 @@ from torch import Tensor
 from draftree.core.tree import Draw, TokenTree
 from draftree.core.types import Verdict
 from draftree.sampling.distributions import NodeDistributions
-from draftree.verifiers.base import RandomSource, Verifier, deepest_path
+from draftree.verifiers.base import RandomSource, Verifier, verdict_at_deepest
 
 
 @final
@@ -62,19 +62,18 @@ class Soft(Verifier):
         def distribution_at(row: int) -> Tensor:
             return distributions.probs(slice(row, row + 1))[0]
 
-        path = deepest_path(tree, lambda node: self._is_likely(tree, node, distribution_at(tree.parents[node] + 1)))
-        return Verdict(tuple(path), distributions.picks()[path[-1] + 1 if path else 0])
+        def is_likely(node: int) -> bool:
+            token = tree.tokens[node]
+            distribution = distribution_at(tree.parents[node] + 1)
+            probability = distribution[token].item()
+            if probability == 0:  # forbidden by a filter, or not the greedy choice
+                return False
+            share = 1.0 if tree.distributions is None else tree.distributions[node, token].item()
+            if probability >= self.config.tolerance * share:
+                return True
+            if self.config.top_k == 0 and self.config.top_p == 0:
+                return False
+            likelier = distribution[distribution > probability]
+            return len(likelier) < self.config.top_k or likelier.sum().item() < self.config.top_p
 
-    def _is_likely(self, tree: TokenTree, node: int, distribution: Tensor) -> bool:
-        token = tree.tokens[node]
-        probability = distribution[token].item()
-        if probability == 0:  # forbidden by a filter, or not the greedy choice
-            return False
-        share = 1.0 if tree.distributions is None else tree.distributions[node, token].item()
-        return probability >= self.config.tolerance * share or self._is_in_front(distribution, probability)
-
-    def _is_in_front(self, distribution: Tensor, probability: float) -> bool:
-        if self.config.top_k == 0 and self.config.top_p == 0:
-            return False
-        likelier = distribution[distribution > probability]
-        return len(likelier) < self.config.top_k or likelier.sum().item() < self.config.top_p
+        return verdict_at_deepest(tree, distributions.picks(), is_likely)

@@ -14,7 +14,6 @@ replacement whose siblings share one distribution, and point draws; all in draw 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar, final
 
 from draftree.core.tree import ROOT, Draw, TokenTree
@@ -43,40 +42,25 @@ class Traversal(Verifier):
 
     def verify(self, tree: TokenTree, distributions: NodeDistributions, random: RandomSource) -> Verdict:
         """Visit the root, which is always accepted."""
-        return _Visit(tree, distributions, random).root()
+        children = tree.children()
 
+        def visit(node: int, weight: float) -> Verdict | None:
+            """Return the verdict at or below a node, None if all of it is rejected."""
+            target = target_distribution(distributions, node + 1)
+            siblings = children[node + 1]
+            for index, child in enumerate(siblings):
+                draft = draft_distribution(tree, child, vocab_size=len(target), used=used_before(tree, siblings, index))
+                verdict = visit(child, acceptance(target, draft, tree.tokens[child], weight=weight))
+                if verdict is not None:
+                    return verdict
+                rest = residual(target, draft, weight=weight)
+                weight = share_left(rest, weight)
+                target = normalised(rest, otherwise=target)
+            # at the root the weight is 1 up to rounding
+            if node == ROOT or random.accepts(weight):
+                return Verdict(tuple(tree.path(node)), random.draw(target))
+            return None
 
-class _Visit:
-    """One verification in progress."""
-
-    __slots__ = ("_children", "_distributions", "_random", "_tree")
-
-    def __init__(self, tree: TokenTree, distributions: NodeDistributions, random: RandomSource) -> None:
-        self._tree = tree
-        self._distributions = distributions
-        self._random = random
-        self._children: Sequence[Sequence[int]] = tree.children()
-
-    def root(self) -> Verdict:
-        verdict = self._node(ROOT, 1.0)
-        if verdict is None:
-            raise AssertionError("the root is kept whatever its weight")
+        verdict = visit(ROOT, 1.0)
+        assert verdict is not None, "the root is kept whatever its weight"
         return verdict
-
-    def _node(self, node: int, weight: float) -> Verdict | None:
-        """Return the verdict at or below a node, None if all of it is rejected."""
-        tree = self._tree
-        target = target_distribution(self._distributions, node + 1)
-        siblings = self._children[node + 1]
-        for index, child in enumerate(siblings):
-            draft = draft_distribution(tree, child, vocab_size=len(target), used=used_before(tree, siblings, index))
-            kept = self._node(child, acceptance(target, draft, tree.tokens[child], weight=weight))
-            if kept is not None:
-                return kept
-            rest = residual(target, draft, weight=weight)
-            weight = share_left(rest, weight)
-            target = normalised(rest, otherwise=target)
-        # at the root the weight is 1 up to rounding
-        if node == ROOT or self._random.accepts(weight):
-            return Verdict(tuple(tree.path(node)), self._random.draw(target))
-        return None

@@ -24,7 +24,7 @@ from torch import Tensor
 from draftree.core.tree import Draw, TokenTree
 from draftree.core.types import Verdict
 from draftree.sampling.distributions import NodeDistributions
-from draftree.verifiers.base import RandomSource, Verifier, deepest_path
+from draftree.verifiers.base import RandomSource, Verifier, verdict_at_deepest
 
 
 @final
@@ -56,15 +56,11 @@ class Typical(Verifier):
         @functools.cache
         def distribution_at(row: int) -> tuple[Tensor, float]:
             distribution = distributions.probs(slice(row, row + 1))[0]
-            return distribution, self._least_probability(distribution)
+            entropy = torch.special.entr(distribution).sum().item()
+            return distribution, min(self.config.epsilon, self.config.delta * math.exp(-entropy))
 
         def is_typical(node: int) -> bool:
             distribution, least = distribution_at(tree.parents[node] + 1)
             return distribution[tree.tokens[node]].item() >= least
 
-        path = deepest_path(tree, is_typical)
-        return Verdict(tuple(path), distributions.picks()[path[-1] + 1 if path else 0])
-
-    def _least_probability(self, distribution: Tensor) -> float:
-        entropy = torch.special.entr(distribution).sum().item()
-        return min(self.config.epsilon, self.config.delta * math.exp(-entropy))
+        return verdict_at_deepest(tree, distributions.picks(), is_typical)
