@@ -48,7 +48,7 @@ from draftree.outputs import Completion, completions_of
 from draftree.parallel.entry import on_loss
 from draftree.sampling.params import SamplingParams
 from draftree.speech.transcriber import Detection, Speech
-from draftree.speech.windows import LongSpeech, first_window
+from draftree.speech.windows import LongSpeech, window_at
 
 T = TypeVar("T")
 
@@ -510,7 +510,7 @@ class AsyncLLM:
         """
         work = self._llm.transcriber
         features = await asyncio.to_thread(work.features, audio)
-        source = first_window(work, features)
+        source = window_at(work, features)
         detected = await asyncio.wrap_future(self._driver.call(lambda: work.detect(source)))
         return await self._prompts.with_tokenizer(lambda _: LongSpeech(work, features, speech, detected=detected))
 

@@ -6,6 +6,7 @@ for messages and reports, and for the lifeline. Only numbers and texts travel, n
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -94,20 +95,17 @@ class Lifelines:
     def fail(self, reason: str) -> None:
         """Tell the other ranks that this process cannot go on."""
         data = reason.encode("utf-8", "replace")[:MAX_TEXT]
-        for peer in self._peers.values():
-            try:
-                peer.sendall(LENGTH.pack(len(data)) + data)
-            except OSError:
-                continue  # it ended already
+        self._send(LENGTH.pack(len(data)) + data)
 
     def end(self) -> None:
         """Tell the other ranks that this process ends as planned, and stop watching."""
-        for peer in self._peers.values():
-            try:
-                peer.sendall(CLEAN)
-            except OSError:
-                continue
+        self._send(CLEAN)
         self.drop()
+
+    def _send(self, data: bytes) -> None:
+        for peer in self._peers.values():
+            with contextlib.suppress(OSError):  # it ended already
+                peer.sendall(data)
 
     def drop(self) -> None:
         """Close the connections without a word, as the end of the process would."""
@@ -167,16 +165,11 @@ class Lifelines:
         if not self.is_told and self._rank == 0 and sys.stderr is not None:
             sys.stderr.write(harmless(f"error: {reason}; {ALONE}\n"))
             sys.stderr.flush()
-        leave(FAILED)
+        os._exit(FAILED)  # a thread that waits in a collective operation may never end
 
     def _release(self) -> None:
         for release in self.releases:
             release()
-
-
-def leave(status: int) -> None:
-    """End the process at once; a thread that waits in a collective operation may never end."""
-    os._exit(status)
 
 
 # Messages from rank 0 to the other ranks: the operations of one round as JSON, after a header of four numbers.
@@ -318,9 +311,9 @@ class Leader:
         with socket.create_server((host, 0), backlog=2 * world.size) as listener:
             name = LOOPBACK if world.is_one_machine else os.environ.get("MASTER_ADDR", socket.gethostname())
             world.store.set(world.next_name("address"), f"{name} {listener.getsockname()[1]} {secret.hex()}")
-            found = _accepted(listener, secret, ranks, time.monotonic() + join_seconds)
-        self._peers = {rank: found[rank, MESSAGES] for rank in ranks}
-        self.lifelines = Lifelines(0, {rank: found[rank, LIFELINE] for rank in ranks})
+            accepted = _accepted(listener, secret, ranks, time.monotonic() + join_seconds)
+        self._peers = {rank: accepted[rank, MESSAGES] for rank in ranks}
+        self.lifelines = Lifelines(0, {rank: accepted[rank, LIFELINE] for rank in ranks})
         self.num_bytes = self.num_messages = 0  # bytes and messages sent so far, to one rank
 
     @property
@@ -339,14 +332,14 @@ class Leader:
                 self.give_up(error)
 
     def reports(self) -> list[bytes]:
-        found = []
+        reports = []
         for peer in self._peers.values():
             try:
                 (length,) = LENGTH.unpack(_received_exactly(peer, LENGTH.size))
-                found.append(_received_exactly(peer, min(length, MAX_REPORT)))
+                reports.append(_received_exactly(peer, min(length, MAX_REPORT)))
             except OSError as error:
                 self.give_up(error)
-        return found
+        return reports
 
     def give_up(self, cause: BaseException | None) -> NoReturn:
         """End the connections without a stop, which ends the other ranks, and raise."""
@@ -405,10 +398,6 @@ class Member:
         except OSError as error:
             raise RankError(f"rank 0 ended, so rank {self.rank} ends") from error
 
-    def fail(self, reason: str) -> None:
-        """Tell rank 0 why this rank cannot go on."""
-        self.lifelines.fail(reason)
-
     def close(self) -> None:
         self._messages.close()
         self.lifelines.end()
@@ -416,26 +405,23 @@ class Member:
 
 def _accepted(listener: socket.socket, secret: bytes, ranks: range, end: float) -> dict[tuple[int, int], socket.socket]:
     """Accept both connections of each rank; strangers, who lack the secret, are dropped."""
-    found: dict[tuple[int, int], socket.socket] = {}
-    while len(found) < 2 * len(ranks):
-        left = end - time.monotonic()
-        listener.settimeout(max(0.01, left))
+    accepted: dict[tuple[int, int], socket.socket] = {}
+    while len(accepted) < 2 * len(ranks):
+        listener.settimeout(max(0.01, end - time.monotonic()))
         try:
             peer, _ = listener.accept()
         except TimeoutError as error:
-            missing = sorted({rank for rank in ranks for kind in (MESSAGES, LIFELINE) if (rank, kind) not in found})
+            missing = sorted({rank for rank in ranks for kind in (MESSAGES, LIFELINE) if (rank, kind) not in accepted})
             raise RankError(f"ranks {missing} did not connect: start all processes with the same options") from error
         peer.settimeout(HELLO_SECONDS)
-        try:
+        known, rank, kind = b"", 0, 0
+        with contextlib.suppress(OSError):
             known, rank, kind = HELLO.unpack(_received_exactly(peer, HELLO.size))
-        except OSError:
+        if secrets.compare_digest(known, secret) and rank in ranks and kind in (MESSAGES, LIFELINE):
+            accepted[rank, kind] = _settled(peer)
+        else:
             peer.close()
-            continue
-        if not secrets.compare_digest(known, secret) or rank not in ranks or kind not in (MESSAGES, LIFELINE):
-            peer.close()
-            continue
-        found[rank, kind] = _settled(peer)
-    return found
+    return accepted
 
 
 def _connected(host: str, port: int, hello: bytes) -> socket.socket:

@@ -5,6 +5,7 @@ Rank 0 gets a `ParallelModel`; the other ranks repeat what it does until it stop
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -122,8 +123,8 @@ class Stage:
     def logits(self, **arguments: Any) -> Tensor | None:
         """Run one pass through all stages; None where the logits are not computed."""
         if not self.is_own:
-            found: Tensor = self._model(**arguments).logits
-            return found
+            whole: Tensor = self._model(**arguments).logits
+            return whole
         stage, model = self._stage, self._model
         parameter = next(model.parameters())
         place = {"device": parameter.device, "dtype": parameter.dtype}
@@ -147,31 +148,17 @@ class Stage:
 # and adds them in float32 from rank 0 up. The cost is tp times the bytes of the parts.
 
 ORDERED = ("rowwise", "rowwise_rep", "rowwise_split_input")  # styles of transformers whose sums are replaced
-WITHOUT_SUMS = (
-    "colwise",
-    "colwise_rep",
-    "colwise_gather_output",
-    "packed_colwise",
-    "replicated_with_grad_allreduce",
-    "replicate",
-    "local_params",
-    "embedding_rowwise",
-    "embedding_colwise",
-)
+COLUMNS = ("colwise", "colwise_rep", "colwise_gather_output", "packed_colwise", "embedding_colwise")
+WITHOUT_SUMS = (*COLUMNS, "replicated_with_grad_allreduce", "replicate", "local_params", "embedding_rowwise")
 """Styles that add nothing, or one number and zeros."""
 
 
 def ordered_sum(part: Tensor, group: Any) -> Tensor:
     """Return the sum of all ranks' parts, added in float32 in the order of the ranks, in the parts' dtype."""
-    import torch.distributed as dist
-
     parts = [torch.empty_like(part) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, part.contiguous(), group=group)
     wide = torch.float64 if part.dtype == torch.float64 else torch.float32
-    total = parts[0].to(wide)
-    for other in parts[1:]:
-        total = total + other.to(wide)
-    return total.to(part.dtype)
+    return functools.reduce(torch.add, (other.to(wide) for other in parts)).to(part.dtype)
 
 
 def require_ordered(styles: Iterator[str] | list[str], kind: str) -> None:
@@ -191,9 +178,9 @@ def ordered_sums() -> Iterator[None]:
 
     class Ordered(RowwiseParallel):
         def transform_output_post_forward(self, module: Any, output: Tensor, mesh: Any) -> Tensor:
-            found = ordered_sum(output, mesh.get_group() if mesh.ndim == 1 else mesh.get_group("tp"))
+            total = ordered_sum(output, mesh.get_group() if mesh.ndim == 1 else mesh.get_group("tp"))
             bias = module._parameters.get("bias")
-            return found if bias is None else found + (bias.to_local() if hasattr(bias, "to_local") else bias)
+            return total if bias is None else total + (bias.to_local() if hasattr(bias, "to_local") else bias)
 
     before = {name: ALL_PARALLEL_STYLES[name] for name in ORDERED}
     for name, style in before.items():
@@ -350,10 +337,18 @@ def _load_native(world: World, folder: Path, options: ModelOptions, device: torc
     if options.quantization == "int4" and world.rank == 0:
         reference, tolerance = whole_reference(model, blueprint, reference), ROUNDED_TOLERANCE
     ours = NativeModel(blueprint, ModelWeights(model), quantization=options.quantization, share=share)
-    facts = {"max_length": ours.max_length}
-    kernels = f"native ({ours.instructions})"
-    how = (True, kernels, options.quantization, tolerance, (memory.release,))
-    return LoadedShare(ours, folder, reference, facts, eos_ids, *how)
+    return LoadedShare(
+        ours,
+        folder,
+        reference,
+        {"max_length": ours.max_length},
+        eos_ids,
+        is_fixed=True,
+        kernels=f"native ({ours.instructions})",
+        quantization=options.quantization,
+        tolerance=tolerance,
+        releases=(memory.release,),
+    )
 
 
 def team_memory(world: World) -> TeamMemory:
@@ -379,12 +374,7 @@ def require_possible(world: World, options: ModelOptions) -> None:
         raise ConfigurationError("kernels 'graphs' have no stages: use pp=1, or other kernels")
 
 
-def _load_torch(
-    world: World,
-    folder: Path,
-    options: ModelOptions,
-    device: torch.device,
-) -> LoadedShare:
+def _load_torch(world: World, folder: Path, options: ModelOptions, device: torch.device) -> LoadedShare:
     from transformers import AutoConfig
 
     if options.kernels == "graphs" and device.type == "cuda":
@@ -475,24 +465,23 @@ def attend(world: World, member: Member, options: ModelOptions) -> None:
         member.lifelines.releases.extend(share.releases)
         member.report(json.dumps(share.facts).encode())
         follow(share.model, member, has_parts=share.is_native)
+        member.close()
+        return
     except RankError as error:
         logger.info("%s", error)
-        _leave()
     except DraftreeError as error:
         logger.info("rank %d cannot run its share: %s", world.rank, error)
         # mostly one that rank 0 raises as well, and shows; it must not be ended before
         member.lifelines.wait(GRACE_SECONDS)
-        member.fail(str(error))
-        _leave()
+        member.lifelines.fail(str(error))
     except Exception as error:
         lost = member.lifelines.noticed()
         if lost is not None:  # then this is the error of a collective operation that another rank left
             logger.info("%s, so rank %d ends", lost, world.rank)
-            _leave()
-        logger.exception("rank %d failed", world.rank)
-        member.fail(first_line(error))
-        _leave()
-    member.close()
+        else:
+            logger.exception("rank %d failed", world.rank)
+            member.lifelines.fail(first_line(error))
+    _leave()
 
 
 def _leave() -> NoReturn:
@@ -501,12 +490,7 @@ def _leave() -> NoReturn:
     os._exit(FAILED)
 
 
-def _checked(
-    share: LoadedShare,
-    leader: Leader,
-    options: ModelOptions,
-    facts: Sequence[dict[str, Any]],
-) -> LoadedModel:
+def _checked(share: LoadedShare, leader: Leader, options: ModelOptions, facts: Sequence[dict[str, Any]]) -> LoadedModel:
     """Check the whole model, which all ranks run by now."""
     own = share.model
     own.max_length = min(int(each["max_length"]) for each in facts)
@@ -536,15 +520,14 @@ TIMEOUT = timedelta(hours=2)  # reading large weights takes long; lifelines noti
 
 def local_device(device: str, world: World) -> torch.device:
     """Return the device of this process: the GPU with its local rank, or the CPU."""
-    found = resolve_device(device)
-    has_gpu = torch.cuda.is_available()
-    if found.type == "cpu" and has_gpu:
+    resolved = resolve_device(device)
+    if resolved.type == "cpu" and torch.cuda.is_available():
         raise ConfigurationError(
             "device 'cpu' with several processes needs a machine without visible GPUs: set CUDA_VISIBLE_DEVICES=''"
         )
-    if found.type != "cuda":
-        return found
-    if found.index is not None and ":" in device:
+    if resolved.type != "cuda":
+        return resolved
+    if resolved.index is not None and ":" in device:
         raise ConfigurationError(f"device is '{device}': each process has its own GPU, so use cuda or auto")
     if world.local_rank >= torch.cuda.device_count():
         raise ConfigurationError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,21 +93,17 @@ def samples_or_features(
             f"the audio has shape {values.shape}: give samples of shape (samples,), or features of shape {shape}",
             param="audio",
         )
-    found = extractor()
-    longest = int(found.n_samples)
-    if is_long:
-        given = found(values, sampling_rate=found.sampling_rate, truncation=False, padding="longest",
-                      return_tensors="np")  # fmt: skip
-        whole: np.ndarray = given["input_features"][0]
-        return whole
-    if len(values) > longest:
+    extract = extractor()
+    longest = int(extract.n_samples)
+    if not is_long and len(values) > longest:
         raise InvalidRequestError(
             f"the audio has {len(values)} samples, but the model reads {longest} at once "
-            f"({longest / found.sampling_rate:.0f} seconds): use transcribe_long, or cut it into parts",
+            f"({longest / extract.sampling_rate:.0f} seconds): use transcribe_long, or cut it into parts",
             param="audio",
         )
-    given = found(values, sampling_rate=found.sampling_rate, return_tensors="np")
-    features: np.ndarray = given["input_features"][0]
+    size = {"truncation": False, "padding": "longest"} if is_long else {}
+    extracted = extract(values, sampling_rate=extract.sampling_rate, return_tensors="np", **size)
+    features: np.ndarray = extracted["input_features"][0]
     return features
 
 
@@ -154,6 +150,12 @@ class Transcriber:
         return target
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """Channels and frames of the features that the model reads."""
+        assert self.target.feature_shape is not None, "the model reads features"
+        return self.target.feature_shape
+
+    @property
     def rules(self) -> SpeechRules | None:
         """The model's tokens of languages, tasks and timestamps; None if it has none."""
         return self.target.rules.speech
@@ -166,34 +168,33 @@ class Transcriber:
     @property
     def longest(self) -> float:
         """Seconds of audio that the model reads at once; 30 if its folder has no feature extractor."""
-        if self._folder is None or not (self._folder / "preprocessor_config.json").is_file():
+        if not self._has_extractor:
             return 30.0
         extractor = self._feature_extractor()
         return float(extractor.n_samples / extractor.sampling_rate)
 
+    @property
+    def _has_extractor(self) -> bool:
+        return self._folder is not None and (self._folder / "preprocessor_config.json").is_file()
+
     def is_long(self, audio: Any) -> bool:
         """Return whether samples or features are longer than what the model reads at once."""
-        shape, size = self.target.feature_shape, np.shape(audio)
-        assert shape is not None, "the model reads features"
+        size = np.shape(audio)
         if len(size) == 2:
-            return size[0] == shape[0] and size[1] > shape[1]
+            return size[0] == self.shape[0] and size[1] > self.shape[1]
         return len(size) == 1 and size[0] > self.longest * self.sampling_rate
 
     def features(self, audio: Any) -> np.ndarray:
         """Return features of samples or features of any length, shape (channels, frames)."""
-        shape = self.target.feature_shape
-        assert shape is not None, "the model reads features"
-        return samples_or_features(audio, shape, self._feature_extractor, is_long=True)
+        return samples_or_features(audio, self.shape, self._feature_extractor, is_long=True)
 
     def source(self, audio: Any) -> FeatureSource:
         """Return the source of samples or features."""
-        shape = self.target.feature_shape
-        assert shape is not None, "the model reads features"
-        return FeatureSource(samples_or_features(audio, shape, self._feature_extractor))
+        return FeatureSource(samples_or_features(audio, self.shape, self._feature_extractor))
 
     def _feature_extractor(self) -> Any:
         if self._extractor is None:
-            if self._folder is None or not (self._folder / "preprocessor_config.json").is_file():
+            if not self._has_extractor:
                 raise ConfigurationError(
                     "samples of sound need the settings of the feature extractor, preprocessor_config.json in the "
                     "model's folder: add it, or give features"
@@ -243,17 +244,24 @@ class Transcriber:
             self._require_plain(speech)
             return None
         before = self.text_ids(speech.prompt) if earlier is None else earlier
-        start = [*self._before(before, rules), *self.target.rules.start_ids]
+        start = list(self.target.rules.start_ids)
+        if before:
+            if rules.previous is None:
+                raise InvalidRequestError("this model has no token for a prompt: leave it out", param="prompt")
+            # as in `generate`, the last tokens that fill half of the context
+            start = [rules.previous, *before[-(self.target.max_length // 2 - 1) :], *start]
         if rules.languages:
             if speech.task not in rules.tasks:
                 raise InvalidRequestError(
                     f"unknown task {speech.task!r}: {suggestion(speech.task, list(rules.tasks))}", param="task"
                 )
-            language = speech.language
-            if language is None:
-                language = None if detected is None else detected.language
+            language = detected.language if speech.language is None and detected is not None else speech.language
             assert language is not None, "the language was detected"
-            start += [_named(language, rules.languages), rules.tasks[speech.task]]
+            token = rules.languages.get(language_code(language))
+            if token is None:
+                advice = suggestion(language, list(rules.languages))
+                raise InvalidRequestError(f"unknown language {language!r}: {advice}", param="language")
+            start += [token, rules.tasks[speech.task]]
         elif (speech.language is not None and language_code(speech.language) != "en") or speech.task != TASKS[0]:
             raise InvalidRequestError(
                 "this model transcribes English only: leave language and task out", param="language"
@@ -282,14 +290,6 @@ class Transcriber:
             return []
         return self._prompts.encode_text(" " + prompt.strip(), add_special_tokens=False)
 
-    def _before(self, ids: Sequence[int], rules: SpeechRules) -> list[int]:
-        """Return the tokens of a text before the audio: as in `generate`, the last that fill half of the context."""
-        if not ids:
-            return []
-        if rules.previous is None:
-            raise InvalidRequestError("this model has no token for a prompt: leave it out", param="prompt")
-        return [rules.previous, *ids[-(self.target.max_length // 2 - 1) :]]
-
     def segments(self, tokens: Sequence[int], *, seconds: float | None = None) -> list[Segment]:
         """Return the parts of a text; arguments as for `LLM.segments`."""
         if self.rules is None or self.rules.timestamps is None:
@@ -317,15 +317,6 @@ class Transcriber:
             return ""
         first = None if rules is None or rules.timestamps is None else rules.timestamps.first
         return tokenizer.decode([token for token in tokens if first is None or token < first], True)
-
-
-def _named(language: str, languages: Mapping[str, int]) -> int:
-    found = languages.get(language_code(language))
-    if found is None:
-        raise InvalidRequestError(
-            f"unknown language {language!r}: {suggestion(language, list(languages))}", param="language"
-        )
-    return found
 
 
 def _no_timestamps() -> InvalidRequestError:

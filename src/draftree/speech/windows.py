@@ -68,8 +68,7 @@ class LongSpeech:
         detected: Detection | None = None,
         conditioned: bool = False,
     ) -> None:
-        rules, shape = work.rules, work.target.feature_shape
-        assert shape is not None, "the model reads features"
+        rules = work.rules
         if rules is None or rules.timestamps is None:
             raise InvalidRequestError(
                 f"the audio is longer than the {work.longest:g} seconds that the model reads at once, and the model "
@@ -83,8 +82,8 @@ class LongSpeech:
             )
         self._work, self._features, self._conditioned = work, features, conditioned
         self._speech, self.detected = dataclasses.replace(speech, timestamps=True), detected
-        self._first_timestamp, self._size = rules.timestamps.first, shape[1]
-        self._stride = shape[1] // work.target.max_source_length
+        self._first_timestamp, self._size = rules.timestamps.first, work.shape[1]
+        self._stride = self._size // work.target.max_source_length
         self._step = work.longest / work.target.max_source_length
         self._seek = 0
         self._tokens: list[int] = []
@@ -106,12 +105,11 @@ class LongSpeech:
 
     def window(self) -> tuple[FeatureSource, WholeStart]:
         """Return the source of the next window, with zeros after the end of the audio, and its decoder's prompt."""
-        part = self._features[:, self._seek : self._seek + self._size]
-        padded = np.pad(part, ((0, 0), (0, self._size - part.shape[1])))
+        source = window_at(self._work, self._features, self._seek)
         earlier = self._previous if self._conditioned else None
         start = self._work.start(self._speech, self.detected, earlier=earlier)
         assert start is not None, "the model has tokens of timestamps"
-        return FeatureSource(padded), start
+        return source, start
 
     def params(self, given: Params, start: WholeStart) -> Params:
         """Return the sampling parameters of the next window.
@@ -144,17 +142,9 @@ class LongSpeech:
         offset, before = self._seek * self._step / self._stride, len(self._tokens)
         for part in cut.parts:
             tokens = ids[part.first : part.last]
-            text = self._work.text(tokens)
-            if text:
-                self._segments.append(
-                    Segment(
-                        offset + part.start * self._step,
-                        offset + part.end * self._step,
-                        text,
-                        before + part.first,
-                        before + part.last,
-                    )
-                )
+            if text := self._work.text(tokens):
+                start, end = (offset + at * self._step for at in (part.start, part.end))
+                self._segments.append(Segment(start, end, text, before + part.first, before + part.last))
             ends_twice = len(tokens) > 2 and tokens[-2] >= self._first_timestamp
             self._previous += tokens[:-1] if ends_twice else tokens
         kept = cut.parts[-1].last if cut.parts else 0
@@ -178,15 +168,13 @@ class LongSpeech:
         )
 
 
-def first_window(work: Transcriber, features: np.ndarray) -> FeatureSource:
-    """Return the source of the first window of features, with zeros after their end."""
-    shape = work.target.feature_shape
-    assert shape is not None, "the model reads features"
-    part = features[:, : shape[1]]
-    return FeatureSource(np.pad(part, ((0, 0), (0, shape[1] - part.shape[1]))))
+def window_at(work: Transcriber, features: np.ndarray, start: int = 0) -> FeatureSource:
+    """Return the source of the window of features from a frame on, with zeros after their end."""
+    part = features[:, start : start + work.shape[1]]
+    return FeatureSource(np.pad(part, ((0, 0), (0, work.shape[1] - part.shape[1]))))
 
 
 def long_speech(work: Transcriber, features: np.ndarray, speech: Speech, *, conditioned: bool = False) -> LongSpeech:
     """Return the windows of features; a pass detects the language if it is not given."""
-    detected = work.detect(first_window(work, features)) if work.needs_language(speech) else None
+    detected = work.detect(window_at(work, features)) if work.needs_language(speech) else None
     return LongSpeech(work, features, speech, detected=detected, conditioned=conditioned)
