@@ -141,7 +141,7 @@ def test_an_idle_engine_returns_no_updates() -> None:
 
 def test_short_prompts_are_written_while_a_long_one_is_read() -> None:
     target = model()
-    writing = Engine(engine(target, 4)._parts, EngineLimits(max_batch_size=4, prefill_chunk_size=16))
+    writing = Engine(engine(target, 4).parts, EngineLimits(max_batch_size=4, prefill_chunk_size=16))
     long, short = sequence([i % VOCAB for i in range(70)], 4, "long"), sequence([1], 8, "short")
     writing.add(short)
     writing.step()
