@@ -26,21 +26,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BeamCounts:
-    """Counts of beam searches.
+    """Counts of beam searches."""
 
-    Attributes:
-        running: searches that have slots.
-        waiting: searches that wait for a place or for memory.
-        finished: searches that ended with a result.
-        steps: passes of them.
-        rows: tokens computed in these passes.
-    """
-
-    running: int
-    waiting: int
-    finished: int
-    steps: int
-    rows: int
+    running: int  # searches that have slots
+    waiting: int  # searches that wait for a place or for memory
+    finished: int  # searches that ended with a result
+    steps: int  # passes of them
+    rows: int  # tokens computed in these passes
 
 
 @final

@@ -37,23 +37,18 @@ if TYPE_CHECKING:
     from draftree.beam.sequence import SequenceSearch
     from draftree.beam.strategies import Beam
 
-MAX_NODES = 128
-"""Maximum number of drafted nodes of a search that one pass scores."""
-MAX_DEPTH = 8
-"""Maximum number of drafted levels."""
-PATIENCE = 3
-"""Failed drafts in a row after which drafting pauses."""
+MAX_NODES = 128  # maximum number of drafted nodes of a search that one pass scores
+MAX_DEPTH = 8  # maximum number of drafted levels
+PATIENCE = 3  # failed drafts in a row after which drafting pauses
 LONGEST_PAUSE = 16
 
-Draft = tuple["Beam", TokenTree]
-"""A live beam and the tree after it."""
+Draft = tuple["Beam", TokenTree]  # a live beam and the tree after it
 
 
 class BeamDrafter(ABC):
     """Drafter of a beam search. Has state for each search."""
 
-    model: LanguageModel | None = None
-    """Its own model; None if it has none."""
+    model: LanguageModel | None = None  # its own model; None if it has none
 
     def start(self, search: SequenceSearch, *, capacity: int, length: int) -> None:  # noqa: B027
         """Prepare for a search.

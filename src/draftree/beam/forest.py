@@ -180,13 +180,11 @@ class Tip:
         return Tip(self.trunk, self.trunk.child(self.node, token))
 
 
-CHUNK = 512
-"""Maximum number of tokens of a sequence that one pass computes: longer prompts take several passes."""
+CHUNK = 512  # maximum number of tokens of a sequence that one pass computes: longer prompts take several passes
 DEAD_SHARE = 0.5
 """Nodes of no live beam are dropped when there are more than this share of the live ones, and more than `FEW`."""
 FEW = 16
-LONG_PATH = 32
-"""A common prefix is committed when it has this many nodes, or when nodes are dropped."""
+LONG_PATH = 32  # a common prefix is committed when it has this many nodes, or when nodes are dropped
 NODES_PER_BEAM = 48
 MAX_CAPACITY = 1024
 

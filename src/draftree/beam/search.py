@@ -23,8 +23,7 @@ from draftree.sampling.logits import Logits
 
 T = TypeVar("T")
 
-BATCH_SIZE = 32
-"""Maximum number of prompts that are searched at the same time."""
+BATCH_SIZE = 32  # maximum number of prompts that are searched at the same time
 
 
 @dataclass(slots=True)
@@ -75,13 +74,11 @@ class BeamSearch:
         self._on_step = on_step
         self._has_room = has_room
         self.stats = SearchStats()
-        self.chunk_size = CHUNK
-        """Maximum number of prompt tokens of a search in one pass."""
+        self.chunk_size = CHUNK  # maximum number of prompt tokens of a search in one pass
         self._waiting: deque[SequenceSearch] = deque()
         self._forests: dict[SequenceSearch, list[Forest]] = {}
         self._paces: dict[SequenceSearch, Pace] = {}
-        self._logits: Logits
-        """Those of the last pass of the model that is searched."""
+        self._logits: Logits  # those of the last pass of the model that is searched
 
     def run(
         self, prompts: Sequence[Sequence[int] | DecoderInput], params: Sequence[BeamSearchParams]

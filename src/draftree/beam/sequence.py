@@ -29,10 +29,8 @@ if TYPE_CHECKING:
 Columns = np.ndarray
 """Candidates of a group: scores, places (rank of the scored parent times the vocabulary plus the token) and
 log-probabilities, shape (3, count)."""
-Decode = Callable[[Sequence[int]], str]
-"""Function from generated token ids to text."""
-OnStep = Callable[["SequenceSearch"], None]
-"""Function that is called with a search after each of its steps."""
+Decode = Callable[[Sequence[int]], str]  # function from generated token ids to text
+OnStep = Callable[["SequenceSearch"], None]  # function that is called with a search after each of its steps
 
 
 class Hooks(ABC):
@@ -186,8 +184,7 @@ class SequenceSearch:
         self.groups = [Group(params.beam_width // num_groups) for _ in range(num_groups)]
         self.last_candidates: list[Candidate] = []
         self.num_steps = self.num_passes = self.num_drafted = self.num_used = 0
-        self.error: GenerationError | None = None
-        """Why the search has no result; None if there is no reason."""
+        self.error: GenerationError | None = None  # why the search has no result; None if there is no reason
 
     def start(self, tips: Sequence[Tip]) -> None:
         """Put the first beam of each group at the end of the prompt."""

@@ -25,28 +25,17 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Beam:
-    """A sequence in progress.
+    """A sequence in progress."""
 
-    Attributes:
-        tips: end of the beam in the forest of each model.
-        draft_tips: end of the beam in the forests of the drafter.
-        tokens: generated tokens.
-        score: cumulative log-probability.
-        logprobs: what each token added to it.
-        ranks: for each token the rank of the beam that it continued.
-        phrases: how much of the required phrases it contains; None without any.
-        trie_node: node of the trie that the sequence has reached.
-        attention: for each token the weights of cross-attention with which it was predicted, if they are wanted.
-    """
-
-    tips: list[Tip]
-    tokens: tuple[int, ...] = ()
-    score: float = 0.0
-    logprobs: tuple[float, ...] = ()
-    ranks: tuple[int, ...] = ()
-    phrases: PhraseState | None = None
-    trie_node: int = 0
-    draft_tips: list[Tip] = field(default_factory=list)
+    tips: list[Tip]  # end of the beam in the forest of each model
+    tokens: tuple[int, ...] = ()  # generated tokens
+    score: float = 0.0  # cumulative log-probability
+    logprobs: tuple[float, ...] = ()  # what each token added to it
+    ranks: tuple[int, ...] = ()  # for each token the rank of the beam that it continued
+    phrases: PhraseState | None = None  # how much of the required phrases it contains; None without any
+    trie_node: int = 0  # node of the trie that the sequence has reached
+    draft_tips: list[Tip] = field(default_factory=list)  # end of the beam in the forests of the drafter
+    # for each token the weights of cross-attention with which it was predicted, if they are wanted
     attention: tuple[np.ndarray, ...] = ()
 
     @property
@@ -72,37 +61,23 @@ class Candidate:
 
 
 class Candidates(NamedTuple):
-    """Continuations of the live beams of one group, best first, or in the order of their draws.
+    """Continuations of the live beams of one group, best first, or in the order of their draws."""
 
-    Attributes:
-        scores: cumulative log-probabilities, shape (count,); -inf for an impossible candidate.
-        places: rank of the parent times the vocabulary plus the token id, int64, shape (count,).
-        logprobs: what the token added to the score, shape (count,).
-    """
-
-    scores: Tensor
-    places: Tensor
-    logprobs: Tensor
+    scores: Tensor  # cumulative log-probabilities, shape (count,); -inf for an impossible candidate
+    places: Tensor  # rank of the parent times the vocabulary plus the token id, int64, shape (count,)
+    logprobs: Tensor  # what the token added to the score, shape (count,)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a strategy reads of a step.
-
-    Attributes:
-        groups: live beams of each group; the rows of tensors are in their order.
-        width: maximum number of beams of each group.
-        end_ids: tokens that end a sequence, int64 on the device of the log-probabilities.
-        is_last: whether this is the last token before the limit.
-        generator: of the draws.
-    """
+    """What a strategy reads of a step."""
 
     params: BeamSearchParams
-    groups: Sequence[Sequence[Beam]]
-    width: int
-    end_ids: Tensor
-    is_last: bool
-    generator: torch.Generator
+    groups: Sequence[Sequence[Beam]]  # live beams of each group; the rows of tensors are in their order
+    width: int  # maximum number of beams of each group
+    end_ids: Tensor  # tokens that end a sequence, int64 on the device of the log-probabilities
+    is_last: bool  # whether this is the last token before the limit
+    generator: torch.Generator  # of the draws
 
     @property
     def beams(self) -> list[Beam]:

@@ -15,22 +15,17 @@ if TYPE_CHECKING:
     from draftree.beam.result import Hypothesis
     from draftree.beam.sequence import SequenceSearch
 
-ROOT = -1
-"""Parent of the first tokens."""
+ROOT = -1  # parent of the first tokens
 
 
 class Status(StrEnum):
     """State of a token of a beam."""
 
-    COMMITTED = "committed"
-    """Common to all live beams."""
+    COMMITTED = "committed"  # common to all live beams
     LIVE = "live"
-    RETURNED = "returned"
-    """Part of a finished sequence that is returned."""
-    FINISHED = "finished"
-    """Part of a finished sequence that is not returned."""
-    DEAD = "dead"
-    """Part of no live beam and of no finished sequence."""
+    RETURNED = "returned"  # part of a finished sequence that is returned
+    FINISHED = "finished"  # part of a finished sequence that is not returned
+    DEAD = "dead"  # part of no live beam and of no finished sequence
 
 
 @dataclass(slots=True)
@@ -127,12 +122,10 @@ class BeamTrace:
         return states | {place: Status.COMMITTED for place, depth in live.items() if depth < parting}
 
 
-CHARACTER = 7.3
-"""Width of a character of the labels, in pixels."""
+CHARACTER = 7.3  # width of a character of the labels, in pixels
 BOX_HEIGHT, ROW_HEIGHT, GAP = 22, 40, 34
 MARGIN, TITLE_HEIGHT, LEGEND_HEIGHT, GROUP_GAP = 16, 34, 40, 18
-MAX_LABEL = 44
-"""Characters of the prompt that are shown: its end."""
+MAX_LABEL = 44  # characters of the prompt that are shown: its end
 LEGEND = {
     Status.COMMITTED: "common prefix",
     Status.LIVE: "live beam",

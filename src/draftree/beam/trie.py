@@ -11,8 +11,7 @@ import numpy as np
 
 from draftree.core.errors import ConfigurationError
 
-OUTSIDE = -1
-"""Node of a completion that has left the trie, or ended."""
+OUTSIDE = -1  # node of a completion that has left the trie, or ended
 
 
 class TokenTrie:

@@ -15,13 +15,11 @@ from draftree.engine.memory import SlotAllocator
 from draftree.engine.scheduler import Scheduler
 from draftree.engine.sequence import WritingSequence
 
-NEAR = 0.8
-"""Clients that are away for less than this share of a pass are waited for."""
+NEAR = 0.8  # clients that are away for less than this share of a pass are waited for
 SHARE, NEAR_SHARE = 0.25, 0.9
 """Longest wait as a share of a pass: for any client after the arrival of the first tree; for near ones after the end of
 the last pass, too."""
-SLACK = 0.1
-"""How much later than expected a tree may come, as a share of a pass."""
+SLACK = 0.1  # how much later than expected a tree may come, as a share of a pass
 
 
 @final

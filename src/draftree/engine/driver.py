@@ -75,8 +75,7 @@ class TimeShare:
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._start = 0.0
-        self.ahead = 0.0
-        """Seconds that the work has had more than the rounds since."""
+        self.ahead = 0.0  # seconds that the work has had more than the rounds since
 
     @property
     def may_work(self) -> bool:
@@ -158,8 +157,7 @@ class RequestHandle:
 
     def __init__(self, sequences: Sequence[WritingSequence], loop: asyncio.AbstractEventLoop) -> None:
         self.sequences = tuple(sequences)
-        self.untold = list(sequences)
-        """Sequences whose last update has not been sent; for the thread that sends."""
+        self.untold = list(sequences)  # sequences whose last update has not been sent; for the thread that sends
         self._loop = loop
         self._unread: dict[int, list[Update]] = {}
         self._num_open = len(self.sequences)
@@ -258,8 +256,7 @@ def _arrive(news: Sequence[tuple[RequestHandle, Sequence[Update]]]) -> None:
 
 logger = logging.getLogger(__name__)
 
-PATIENCE_SECONDS = 1.0
-"""Time for the thread to end by itself after a process of the model has ended."""
+PATIENCE_SECONDS = 1.0  # time for the thread to end by itself after a process of the model has ended
 CLOSED = "the engine is closed or draining and accepts no requests: create a new one"
 
 

@@ -23,10 +23,8 @@ from draftree.options import EngineLimits
 
 logger = logging.getLogger(__name__)
 
-MAX_BATCH = 32
-"""Default maximum number of running sequences."""
-PENDING_TOKENS_IN_ROUND = 8
-"""Pending tokens that a sequence may always read, besides the prefill budget."""
+MAX_BATCH = 32  # default maximum number of running sequences
+PENDING_TOKENS_IN_ROUND = 8  # pending tokens that a sequence may always read, besides the prefill budget
 
 
 class Engine:
@@ -49,15 +47,13 @@ class Engine:
         tries_again: bool = True,
     ) -> None:
         self.parts = parts
-        self.lock = parts.target.lock
-        """Lock of the model; unfinished sequences are read under it."""
+        self.lock = parts.target.lock  # lock of the model; unfinished sequences are read under it
         self._limits = limits or EngineLimits()
         self._budget = slot_budget(parts, self._limits.sequence_memory)
         most = self._limits.max_batch_size or MAX_BATCH
         self._scheduler = Scheduler(min(most, parts.target.max_open or most), self._limits.max_waiting)
         self._allocator = SlotAllocator(parts, self._budget, keep=self._limits.prefix_cache_size, shares=not together)
-        self.paused = PausedSequences(self._scheduler, self._allocator)
-        """Sequences whose trees come from clients."""
+        self.paused = PausedSequences(self._scheduler, self._allocator)  # sequences whose trees come from clients
         # the model may outlive this engine: what is kept must not
         weakref.finalize(self, self.lock.later, self._allocator.prefixes.clear).atexit = False
         self._listeners = [] if on_round is None else [on_round]

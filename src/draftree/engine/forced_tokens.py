@@ -19,18 +19,13 @@ from draftree.core.types import Verdict
 from draftree.sampling.grammar.guide import Guide
 from draftree.sampling.history import History
 
-NAME = "grammar"
-"""Source of forced tokens in statistics."""
-LONGEST_RUN = 32
-"""Maximum number of forced tokens after the root: each is a row of the pass."""
-LONGEST_TAIL = 8
-"""Maximum number of forced tokens after a leaf: they are of use only if the leaf is accepted."""
+NAME = "grammar"  # source of forced tokens in statistics
+LONGEST_RUN = 32  # maximum number of forced tokens after the root: each is a row of the pass
+LONGEST_TAIL = 8  # maximum number of forced tokens after a leaf: they are of use only if the leaf is accepted
 LEAST_TRUST = 0.4
 """Share of right guesses below which spellings are not guessed: a model may not cut text into the longest tokens."""
-MEMORY = 0.7
-"""Weight of older guesses in that share."""
-RECOVERY = 0.02
-"""Growth of the share in a round without a guess."""
+MEMORY = 0.7  # weight of older guesses in that share
+RECOVERY = 0.02  # growth of the share in a round without a guess
 
 
 @final
@@ -40,18 +35,15 @@ class ForcedTokens:
     def __init__(self, guide: Guide, history: History) -> None:
         self._guide = guide
         self._history = history
-        self._trust = 1.0
-        """How often the longest of several spellings was the model's, lately."""
+        self._trust = 1.0  # how often the longest of several spellings was the model's, lately
         self._start()
 
     def _start(self) -> None:
-        self.drafted = EMPTY
-        """The drafter's own tree."""
+        self.drafted = EMPTY  # the drafter's own tree
         self._run: list[int] = []
         self._nodes: NodeMap | None = None
         """Where the nodes of `drafted` are in the fitted tree; None before there is one."""
-        self._guess: int | None = None
-        """The node after the root that is a guess of the spelling."""
+        self._guess: int | None = None  # the node after the root that is a guess of the spelling
 
     def begin(self, room: int) -> int:
         """Begin a round; returns the number of tokens, within `room`, that are forced after the root."""

@@ -32,35 +32,22 @@ from draftree.models.base import Slot
 from draftree.models.memory import LOGIT_COPIES, free_memory, total
 from draftree.models.source import EncoderDecoder
 
-SHARE = 0.5
-"""Share of the free memory that sequences may use."""
-UNKNOWN = 1 << 32
-"""Assumed free bytes if the system does not report them."""
-SHORT_TEXT = 64
-"""Tokens of a text that must fit into the memory that a user sets."""
-DRAFT_ROOM = 64
-"""Initial room for tentative tokens in a slot; more if the drafter's trees are larger."""
+SHARE = 0.5  # share of the free memory that sequences may use
+UNKNOWN = 1 << 32  # assumed free bytes if the system does not report them
+SHORT_TEXT = 64  # tokens of a text that must fit into the memory that a user sets
+DRAFT_ROOM = 64  # initial room for tentative tokens in a slot; more if the drafter's trees are larger
 
 
 @dataclass(frozen=True, slots=True)
 class SlotBudget:
-    """Memory for sequences and its division into slots: the one place where slots are counted.
+    """Memory for sequences and its division into slots: the one place where slots are counted."""
 
-    Attributes:
-        free_bytes: of the device; None where the system does not say.
-        graph_bytes: what captured graphs keep at most.
-        sequence_bytes: what sequences may take.
-        token_bytes: keys and values of one token, the drafter's included.
-        round_bytes: logits and activations of one round of one sequence.
-        tree_size: tentative tokens that have to fit beside the text.
-    """
-
-    free_bytes: int | None
-    graph_bytes: int
-    sequence_bytes: int
-    token_bytes: int
-    round_bytes: int
-    tree_size: int
+    free_bytes: int | None  # of the device; None where the system does not say
+    graph_bytes: int  # what captured graphs keep at most
+    sequence_bytes: int  # what sequences may take
+    token_bytes: int  # keys and values of one token, the drafter's included
+    round_bytes: int  # logits and activations of one round of one sequence
+    tree_size: int  # tentative tokens that have to fit beside the text
 
     def slot_bytes(self, length: int) -> int:
         """Bytes of one sequence of `length` tokens, prompt and text."""
@@ -109,21 +96,13 @@ def slot_budget(parts: EngineParts, sequence_bytes: int | None = None) -> SlotBu
 
 @dataclass(frozen=True, slots=True)
 class SlotEstimate:
-    """The number of slots of one length that an engine has room for.
+    """The number of slots of one length that an engine has room for."""
 
-    Attributes:
-        free_bytes: free memory of the device; None if the system does not report it.
-        sequence_bytes: bytes of it that sequences may use.
-        graph_bytes: upper bound of the memory of captured graphs.
-        slot_bytes: bytes per slot, including its drafts.
-        num_slots: number of slots that fit; 0 if none does.
-    """
-
-    free_bytes: int | None
-    sequence_bytes: int
-    graph_bytes: int
-    slot_bytes: int
-    num_slots: int
+    free_bytes: int | None  # free memory of the device; None if the system does not report it
+    sequence_bytes: int  # bytes of it that sequences may use
+    graph_bytes: int  # upper bound of the memory of captured graphs
+    slot_bytes: int  # bytes per slot, including its drafts
+    num_slots: int  # number of slots that fit; 0 if none does
 
 
 def estimate_slots(parts: EngineParts, length: int) -> SlotEstimate:
@@ -135,27 +114,18 @@ def estimate_slots(parts: EngineParts, length: int) -> SlotEstimate:
 
 logger = logging.getLogger(__name__)
 
-AHEAD = 256
-"""Tokens that a sequence should be able to write before memory is counted again."""
+AHEAD = 256  # tokens that a sequence should be able to write before memory is counted again
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """The part of a prompt's beginning that is in memory.
+    """The part of a prompt's beginning that is in memory."""
 
-    Attributes:
-        slot: a slot that holds the beginning; None if none does.
-        length: how much of it.
-        draft_state: the drafter's, for the same beginning.
-        kept: the slot's entry, if it is a kept one.
-        later: how much another sequence holds or is about to read.
-    """
-
-    slot: Slot | None = None
-    length: int = 0
-    draft_state: DraftState | None = None
-    kept: CachedPrefix | None = None
-    later: int = 0
+    slot: Slot | None = None  # a slot that holds the beginning; None if none does
+    length: int = 0  # how much of it
+    draft_state: DraftState | None = None  # the drafter's, for the same beginning
+    kept: CachedPrefix | None = None  # the slot's entry, if it is a kept one
+    later: int = 0  # how much another sequence holds or is about to read
 
 
 class SlotAllocator:

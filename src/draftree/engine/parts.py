@@ -66,8 +66,7 @@ class EngineParts:
     verifier: Verifier
     choices: Mapping[str, DraftChoice | None] = field(default_factory=dict)
     """Drafters by the names that requests choose, the default first; None for plain decoding."""
-    clock: Clock = SYSTEM_CLOCK
-    """Clock of the records."""
+    clock: Clock = SYSTEM_CLOCK  # clock of the records
     sink: StateSink | None = None
     """Receives hidden states of every token; prompts are then read without cached or shared prefixes."""
 

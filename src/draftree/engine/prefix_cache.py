@@ -89,8 +89,7 @@ def _failures_logged(text: str) -> Iterator[None]:
             logger.error(text, exc_info=error)
 
 
-MIN_SHARED = 16
-"""Tokens that a beginning must have in common: fewer are read sooner than waited for."""
+MIN_SHARED = 16  # tokens that a beginning must have in common: fewer are read sooner than waited for
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,19 +115,12 @@ class PrefixStats:
 
 @dataclass(frozen=True, slots=True)
 class CachedPrefix:
-    """A slot, the tokens that it holds, and the drafter's state for them.
+    """A slot, the tokens that it holds, and the drafter's state for them."""
 
-    Attributes:
-        slot: of the target.
-        tokens: token ids, shape (tokens,).
-        draft_state: what a drafter has read of them; None if it keeps nothing.
-        source: the source on which the slot was opened; None for causal models.
-    """
-
-    slot: Slot
-    tokens: np.ndarray
-    draft_state: DraftState | None = None
-    source: Source | None = None
+    slot: Slot  # of the target
+    tokens: np.ndarray  # token ids, shape (tokens,)
+    draft_state: DraftState | None = None  # what a drafter has read of them; None if it keeps nothing
+    source: Source | None = None  # the source on which the slot was opened; None for causal models
 
 
 class PrefixCache:

@@ -29,8 +29,7 @@ from draftree.text.languages import language_token
 from draftree.text.tokenizer import Tokenizer, too_long
 
 T = TypeVar("T")
-MAX_DECODER_PROMPT = 2**18
-"""Characters or token ids."""
+MAX_DECODER_PROMPT = 2**18  # characters or token ids
 
 
 class PromptEncoder:
@@ -278,8 +277,7 @@ def encoder_of(model: LanguageModel, tokenizer: Tokenizer | None, *, allow_contr
     return PromptEncoder(tokenizer, size, allow_control_tokens=allow_control_tokens, decoder_start=start)
 
 
-LONG = 50_000
-"""Characters or token ids from which a prompt is long: it takes tens of milliseconds."""
+LONG = 50_000  # characters or token ids from which a prompt is long: it takes tens of milliseconds
 
 
 @final

@@ -9,8 +9,7 @@ from draftree.core.errors import QueueFullError
 from draftree.engine.round import scored_rows
 from draftree.engine.sequence import WritingSequence
 
-PREFILL_TOKENS_IDLE = 512
-"""Prompt tokens per pass while no sequence is decoding."""
+PREFILL_TOKENS_IDLE = 512  # prompt tokens per pass while no sequence is decoding
 
 
 def split_prefill_budget(pending: Sequence[int], budget: int) -> list[int]:
@@ -69,8 +68,7 @@ class Scheduler:
         self.max_waiting = max_waiting
         self.waiting: list[WritingSequence] = []
         self.running: list[WritingSequence] = []
-        self.parked: list[WritingSequence] = []
-        """Sequences that left the batch until their client sends a tree."""
+        self.parked: list[WritingSequence] = []  # sequences that left the batch until their client sends a tree
         self._num_added = 0
 
     def takes(self, count: int) -> bool:

@@ -33,8 +33,7 @@ class DraftChoice:
     drafter: Drafter[Any]
     traits: DraftTraits
     planner: Planner[Any]
-    draw: Draw = Draw.FREE
-    """How its children are drawn, as agreed with the verifier."""
+    draw: Draw = Draw.FREE  # how its children are drawn, as agreed with the verifier
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +79,13 @@ DecoderPrompt = Sequence[int] | WholeStart
 
 @dataclass(frozen=True, slots=True)
 class DecoderInput:
-    """The beginning of a text.
+    """The beginning of a text."""
 
-    Attributes:
-        tokens: the prompt of a causal model, or the decoder's prompt.
-        source: what the decoder decodes from; None for causal models.
-        source_length: number of positions of the source.
-        rules: settings of an encoder-decoder model; None for causal models.
-        forced: tokens with which every sequence of a beam search begins, with a score of 0.
-    """
-
-    tokens: Sequence[int]
-    source: Source | None = None
-    source_length: int = 0
-    rules: DecodingRules | None = None
-    forced: tuple[int, ...] = ()
+    tokens: Sequence[int]  # the prompt of a causal model, or the decoder's prompt
+    source: Source | None = None  # what the decoder decodes from; None for causal models
+    source_length: int = 0  # number of positions of the source
+    rules: DecodingRules | None = None  # settings of an encoder-decoder model; None for causal models
+    forced: tuple[int, ...] = ()  # tokens with which every sequence of a beam search begins, with a score of 0
 
     @property
     def shown(self) -> tuple[int, ...]:
@@ -317,8 +308,7 @@ class WritingSequence:
         self.limit = limit
         self.priority = priority
         self.promise = promise
-        self.rank = (priority, 0)
-        """Position in the order of service; set by the scheduler."""
+        self.rank = (priority, 0)  # position in the order of service; set by the scheduler
         self.slot: Slot | None = None
         self.opens: Callable[[], Slot] | None = None
         """Opens a slot with the beginning of the prompt, if token ids alone do not determine it; else None."""
@@ -326,14 +316,12 @@ class WritingSequence:
         """Trees of a client, which replace the drafter's; None for the drafter's."""
         self.forced = None if controls.guide is None else ForcedTokens(controls.guide, self.history)
         """Fits drafts to the grammar; None without one."""
-        self.draft_state: DraftState | None = None
-        """None for plain decoding, and without a slot."""
+        self.draft_state: DraftState | None = None  # None for plain decoding, and without a slot
         self.plan_state: Any = None
         self.counts = SequenceCounts()
-        self.kernels = ""
+        self.kernels = ""  # of the target's passes, for statistics
         self.fallback_reason: str | None = None
         self.violations: tuple[str, ...] | None = None
-        """Kernels of the target's passes, for statistics."""
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         """The stop token or stop string of the request that ended the text; None for the model's end of text."""

@@ -34,52 +34,32 @@ READ_FORMATS = (1, 2)
 
 @dataclass(frozen=True, slots=True)
 class TraceHeader:
-    """The description of a run.
+    """The description of a run."""
 
-    Attributes:
-        model: name of the model.
-        draft: spec of the drafters.
-        verify: spec of the verifier.
-        plan: spec of the planner.
-        parts: the drafters' sizes.
-        pass_seconds: pass times given to the planner, by rows.
-        about: facts about the run as JSON values, such as temperature, seed, dtype, kernels and processor.
-    """
-
-    model: str
-    draft: str
-    verify: str
-    plan: str
-    parts: tuple[DraftPart, ...]
-    pass_seconds: Mapping[int, float]
+    model: str  # name of the model
+    draft: str  # spec of the drafters
+    verify: str  # spec of the verifier
+    plan: str  # spec of the planner
+    parts: tuple[DraftPart, ...]  # the drafters' sizes
+    pass_seconds: Mapping[int, float]  # pass times given to the planner, by rows
+    # facts about the run as JSON values, such as temperature, seed, dtype, kernels and processor
     about: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One sequence in one round.
+    """One sequence in one round."""
 
-    Attributes:
-        sequence: name of the sequence, unique within the trace.
-        prefix: tokens before the round.
-        room: tokens that could still be written.
-        tree: the tree as drafted.
-        kept: nodes that were scored; None: all.
-        path: accepted nodes, as indices into the drafted tree, before any cut by a stop or a limit.
-        bonus: the token after the path; None if the sequence failed.
-        num_written: number of written tokens.
-        picks: the target's own pick at every scored row: 0 is the root's, 1 + i that of the i-th scored node; empty if
-            the trace has none.
-    """
-
-    sequence: str
-    prefix: int
-    room: int
-    tree: TokenTree
-    kept: tuple[int, ...] | None
-    path: tuple[int, ...]
-    bonus: int | None
-    num_written: int
+    sequence: str  # name of the sequence, unique within the trace
+    prefix: int  # tokens before the round
+    room: int  # tokens that could still be written
+    tree: TokenTree  # the tree as drafted
+    kept: tuple[int, ...] | None  # nodes that were scored; None: all
+    path: tuple[int, ...]  # accepted nodes, as indices into the drafted tree, before any cut by a stop or a limit
+    bonus: int | None  # the token after the path; None if the sequence failed
+    num_written: int  # number of written tokens
+    # the target's own pick at every scored row: 0 is the root's, 1 + i that of the i-th scored node; empty if the trace
+    # has none
     picks: tuple[int, ...] = ()
 
     @property
@@ -96,35 +76,23 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class TracedRound:
-    """One round: seconds by phase, seconds of merged drafters, and its sequences.
+    """One round: seconds by phase, seconds of merged drafters, and its sequences."""
 
-    Attributes:
-        seconds: by phase, and in total.
-        part_seconds: share of each merged drafter in the draft.
-        num_rows: tokens in the target's pass.
-        steps: the sequences of the round.
-        start: seconds from the beginning of the trace to the beginning of the round; None in traces of format 1.
-    """
-
-    seconds: Mapping[str, float]
-    part_seconds: tuple[float, ...]
-    num_rows: int
-    steps: tuple[Step, ...]
+    seconds: Mapping[str, float]  # by phase, and in total
+    part_seconds: tuple[float, ...]  # share of each merged drafter in the draft
+    num_rows: int  # tokens in the target's pass
+    steps: tuple[Step, ...]  # the sequences of the round
+    # seconds from the beginning of the trace to the beginning of the round; None in traces of format 1
     start: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A recorded run.
+    """A recorded run."""
 
-    Attributes:
-        header: description of the run.
-        rounds: the rounds in order.
-        texts: text of each token that occurs, by its id; empty if the trace has none.
-    """
-
-    header: TraceHeader
-    rounds: tuple[TracedRound, ...]
+    header: TraceHeader  # description of the run
+    rounds: tuple[TracedRound, ...]  # the rounds in order
+    # text of each token that occurs, by its id; empty if the trace has none
     texts: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod

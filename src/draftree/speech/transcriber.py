@@ -58,15 +58,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """Language and absence of speech, as a model detects them before the transcription.
+    """Language and absence of speech, as a model detects them before the transcription."""
 
-    Attributes:
-        language: code of the most likely language; None if the model knows one only.
-        no_speech: probability that there is no speech; None if the model has no token for it.
-    """
-
-    language: str | None
-    no_speech: float | None
+    language: str | None  # code of the most likely language; None if the model knows one only
+    no_speech: float | None  # probability that there is no speech; None if the model has no token for it
 
 
 def samples_or_features(
