@@ -158,7 +158,6 @@ class SequenceDrafts(BeamDrafter):
         self._controls: Controls = build_controls(SamplingParams(temperature=0), vocab_size=vocab_size, seed=0)
 
     def propose(self, depths: Mapping[SequenceSearch, int]) -> list[list[Draft]]:
-        """Return a tree for every live beam that has one."""
         beams = [(search, beam) for search in depths for beam in search.live]
         states, budgets = [], []
         for search, beam in beams:
@@ -199,17 +198,14 @@ class ModelBeams(BeamDrafter):
         self._forests: dict[SequenceSearch, Forest] = {}
 
     def start(self, search: SequenceSearch, *, capacity: int, length: int) -> None:
-        """Open a slot."""
         forest = self._forests[search] = Forest(self.model, search.opening, capacity=capacity, length=length)
         for beam in search.live:
             beam.draft_tips = [forest.root]
 
     def forests(self, search: SequenceSearch) -> Sequence[Forest]:
-        """Return the tree of the draft model."""
         return (self._forests[search],)
 
     def finish(self, search: SequenceSearch) -> None:
-        """Close the slots."""
         if forest := self._forests.pop(search, None):
             forest.close()
 
@@ -265,21 +261,17 @@ class SeveralDrafters(BeamDrafter):
         self.model = next((drafter.model for drafter in drafters if drafter.model is not None), None)
 
     def start(self, search: SequenceSearch, *, capacity: int, length: int) -> None:
-        """Prepare all."""
         for drafter in self._drafters:
             drafter.start(search, capacity=capacity, length=length)
 
     def forests(self, search: SequenceSearch) -> Sequence[Forest]:
-        """Return the trees of the one with a model."""
         return [forest for drafter in self._drafters for forest in drafter.forests(search)]
 
     def propose(self, depths: Mapping[SequenceSearch, int]) -> list[list[Draft]]:
-        """Return the drafts of all."""
         each = [drafter.propose(depths) for drafter in self._drafters]
         return [list(itertools.chain(*drafts)) for drafts in zip(*each, strict=True)]
 
     def finish(self, search: SequenceSearch) -> None:
-        """Finish in all."""
         for drafter in self._drafters:
             drafter.finish(search)
 

@@ -238,7 +238,6 @@ class Forest:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every node is stored."""
         return all(trunk.num_stored == len(trunk.tokens) for trunk in self.trunks)
 
     def extend(self, continuations: Sequence[tuple[Tip, int]]) -> list[Tip]:
@@ -344,6 +343,5 @@ class Forest:
         return [group for members in parts for group in self._groups(trunk, members)]
 
     def close(self) -> None:
-        """Close all slots."""
         self.model.apply([Close(trunk.slot) for trunk in self.trunks])
         self.trunks = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -35,44 +35,24 @@ class SearchStats:
     most_slots: int = 0
 
 
+@dataclass(eq=False)
 class BeamSearch:
-    """Searches of a batch of prompts on one model; every prompt has its own parameters.
+    """Searches of a batch of prompts on one model; every prompt has its own parameters."""
 
-    Args:
-        model: the model; trees are used if it supports them, and one slot per beam otherwise.
-        decode_after: returns, for the tokens of a prompt, the function from generated tokens to the text that continues
-            the prompt; None without a tokenizer.
-        capacity: maximum number of live nodes in one slot; None for a default by width.
-        batch_size: maximum number of prompts that are searched at the same time.
-        hooks: further rules, called for each sequence in every step; None for none.
-        drafter: guesses the next beams, so that one pass may serve several steps; None for one step a pass.
-        on_step: called with a search after each of its steps; None for none.
-        has_room: whether there is memory for a number of slots of a length; searches wait for it, but never if no other
-            search runs. None if there always is.
-    """
+    model: LanguageModel  # trees are used if it supports them, and one slot per beam otherwise
+    _: KW_ONLY
+    end_ids: Sequence[int] = ()
+    # returns, for the tokens of a prompt, the function from generated tokens to the text that continues the prompt
+    decode_after: Callable[[Sequence[int]], Decode] | None = None
+    capacity: int | None = None  # maximum number of live nodes in one slot; None for a default by width
+    batch_size: int = BATCH_SIZE  # maximum number of prompts that are searched at the same time
+    hooks: Hooks | None = None  # further rules, called for each sequence in every step
+    drafter: BeamDrafter | None = None  # guesses the next beams, so that one pass may serve several steps
+    on_step: OnStep | None = None  # called with a search after each of its steps
+    # whether there is memory for a number of slots of a length; searches wait for it, but never if no other search runs
+    has_room: Callable[[int, int], bool] | None = None
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        *,
-        end_ids: Sequence[int] = (),
-        decode_after: Callable[[Sequence[int]], Decode] | None = None,
-        capacity: int | None = None,
-        batch_size: int = BATCH_SIZE,
-        hooks: Hooks | None = None,
-        drafter: BeamDrafter | None = None,
-        on_step: OnStep | None = None,
-        has_room: Callable[[int, int], bool] | None = None,
-    ) -> None:
-        self._model = model
-        self._end_ids = tuple(end_ids)
-        self._decode_after = decode_after
-        self._capacity = capacity
-        self._batch_size = batch_size
-        self._hooks = hooks
-        self._drafter = drafter
-        self._on_step = on_step
-        self._has_room = has_room
+    def __post_init__(self) -> None:
         self.stats = SearchStats()
         self.chunk_size = CHUNK  # maximum number of prompt tokens of a search in one pass
         self._waiting: deque[SequenceSearch] = deque()
@@ -101,7 +81,6 @@ class BeamSearch:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no search runs or waits."""
         return not (self._waiting or self._forests)
 
     @property
@@ -127,12 +106,10 @@ class BeamSearch:
     def _cancel(self, search: SequenceSearch) -> None:
         if search in self._waiting:
             self._waiting.remove(search)
-        forests = self._forests.pop(search, None)
-        for forest in forests or ():
+        for forest in self._forests.pop(search, ()):
             forest.close()
-        if self._drafter is not None and forests is not None:
-            self._paces.pop(search, None)
-            self._drafter.finish(search)
+        if self.drafter is not None and self._paces.pop(search, None) is not None:
+            self.drafter.finish(search)
 
     def close(self) -> None:
         """Drop all searches and close their slots."""
@@ -142,20 +119,20 @@ class BeamSearch:
 
     def _search_of(self, index: int, tokens: Sequence[int] | DecoderInput, params: BeamSearchParams) -> SequenceSearch:
         prompt = tokens if isinstance(tokens, DecoderInput) else DecoderInput(tuple(tokens))
-        require_models(self._model, prompt, params)
-        if self._drafter is not None:
-            require_draftable(self._model, params)
+        require_models(self.model, prompt, params)
+        if self.drafter is not None:
+            require_draftable(self.model, params)
         return SequenceSearch(
             index,
             prompt,
             params,
-            end_ids=self._end_ids,
-            vocab_size=self._model.vocab_size,
+            end_ids=self.end_ids,
+            vocab_size=self.model.vocab_size,
             max_length=min(model.max_length for model in self._models_of(params)),
-            device=self._model.device,
-            decode=None if self._decode_after is None else self._decode_after(prompt.tokens),
-            hooks=self._hooks,
-            on_step=self._on_step,
+            device=self.model.device,
+            decode=None if self.decode_after is None else self.decode_after(prompt.tokens),
+            hooks=self.hooks,
+            on_step=self.on_step,
         )
 
     def slot_length(self, search: SequenceSearch) -> int:
@@ -163,40 +140,37 @@ class BeamSearch:
         return len(search.prompt) + search.limit + min(self._capacity_of(search), 16 * search.params.beam_width)
 
     def _capacity_of(self, search: SequenceSearch) -> int:
-        if self._capacity is not None:
-            return self._capacity
-        return capacity_for(search.params.beam_width) + (0 if self._drafter is None else MAX_NODES)
+        if self.capacity is not None:
+            return self.capacity
+        return capacity_for(search.params.beam_width) + (0 if self.drafter is None else MAX_NODES)
 
     def _may_start(self, search: SequenceSearch) -> bool:
-        if not self._forests or self._has_room is None:
-            return len(self._forests) < self._batch_size
+        if not self._forests or self.has_room is None or len(self._forests) >= self.batch_size:
+            return len(self._forests) < self.batch_size
         open_slots = sum(len(forest.trunks) for forests in self._forests.values() for forest in forests)
-        lengths = map(self.slot_length, (*self._forests, search))
-        return len(self._forests) < self._batch_size and self._has_room(open_slots + 1, max(lengths))
+        return self.has_room(open_slots + 1, max(map(self.slot_length, (*self._forests, search))))
 
     def _start(self, search: SequenceSearch) -> None:
-        capacity = self._capacity_of(search)
-        length = self.slot_length(search)
+        room = {"capacity": self._capacity_of(search), "length": self.slot_length(search)}
         forests = self._forests[search] = []
         for model in self._models_of(search.params):
             prompt = DecoderInput(search.prompt) if model is search.params.lm_model else search.opening
-            forests.append(Forest(model, prompt, capacity=capacity, length=length))
+            forests.append(Forest(model, prompt, **room))
         search.start([forest.root for forest in forests])
-        if self._drafter is not None:
+        if self.drafter is not None:
             self._paces[search] = Pace()
-            self._drafter.start(search, capacity=capacity, length=length)
+            self.drafter.start(search, **room)
 
     def _models_of(self, params: BeamSearchParams) -> list[LanguageModel]:
         """Return the model, the others of the ensemble, and the language model of shallow fusion."""
-        fused = [] if params.lm_model is None else [params.lm_model]
-        return [self._model, *params.models, *fused]
+        return [self.model, *params.models, *([] if params.lm_model is None else [params.lm_model])]
 
     def _alone(self, use: Callable[[], T]) -> T:
         """Run a use of all models, which others may share."""
         searches = (*self._waiting, *self._forests)
-        models = {self._model, *(model for search in searches for model in self._models_of(search.params))}
-        if self._drafter is not None and self._drafter.model is not None:
-            models.add(self._drafter.model)
+        models = {self.model, *(model for search in searches for model in self._models_of(search.params))}
+        if self.drafter is not None and self.drafter.model is not None:
+            models.add(self.drafter.model)
         for model in sorted(models, key=id):  # in one order, so that no two searches wait for each other
             use = partial(model.lock.run, use)
         return use()
@@ -213,14 +187,14 @@ class BeamSearch:
         while self._waiting and self._may_start(self._waiting[0]):
             self._start(self._waiting.popleft())
         searches = list(self._forests)
-        if self._drafter is not None:
-            self._draft(self._drafter, [search for search in searches if search.num_steps])
+        if self.drafter is not None:
+            self._draft(self.drafter, [search for search in searches if search.num_steps])
         for model in dict.fromkeys(model for search in searches for model in self._models_of(search.params)):
             forests = [forest for search in searches for forest in self._forests[search] if forest.model is model]
-            attends = model is self._model and any(search.params.reads_attention for search in searches)
+            attends = model is self.model and any(search.params.reads_attention for search in searches)
             rows, logits = run_pass(model, forests, self.chunk_size, attends=attends)
             self.stats.num_rows += rows
-            if model is self._model:
+            if model is self.model:
                 self._logits = logits
             self.stats.num_passes += 1
         ready = [search for search in searches if all(forest.is_complete for forest in self._forests[search])]
@@ -264,7 +238,7 @@ class BeamSearch:
         if not scored:
             return []
         going = []
-        for search, columns in zip(scored, candidates_of(scored, self._logits, self._hooks), strict=True):
+        for search, columns in zip(scored, candidates_of(scored, self._logits, self.hooks), strict=True):
             try:
                 if columns is None:
                     raise NonFiniteLogitsError(
@@ -280,7 +254,7 @@ class BeamSearch:
     def _extend(self, search: SequenceSearch) -> None:
         """Append the newest token of every live beam to the trees."""
         beams = search.live
-        drafting = () if self._drafter is None else self._drafter.forests(search)
+        drafting = () if self.drafter is None else self.drafter.forests(search)
         for forests, name in ((self._forests[search], "tips"), (drafting, "draft_tips")):
             grown = [
                 forest.extend([(getattr(beam, name)[place], beam.tokens[-1]) for beam in beams])
@@ -299,7 +273,7 @@ class BeamSearch:
         beams = search.live
         for place, forest in enumerate(forests):
             forest.settle([beam.tips[place] for beam in beams])
-        if self._drafter is not None:
-            for place, forest in enumerate(self._drafter.forests(search)):
+        if self.drafter is not None:
+            for place, forest in enumerate(self.drafter.forests(search)):
                 forest.settle([beam.draft_tips[place] for beam in beams])
         self.stats.most_slots = max(self.stats.most_slots, *(len(forest.trunks) for forest in forests))

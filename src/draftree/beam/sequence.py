@@ -210,7 +210,6 @@ class SequenceSearch:
 
     @property
     def is_done(self) -> bool:
-        """Whether the search has ended."""
         return not self.going
 
     @property

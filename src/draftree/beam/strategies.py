@@ -40,12 +40,10 @@ class Beam:
 
     @property
     def is_scored(self) -> bool:
-        """Whether every model has scored it."""
         return all(tip.row is not None for tip in self.tips)
 
     @property
     def meets_constraints(self) -> bool:
-        """Whether it contains all required phrases."""
         return self.phrases is None or self.phrases.is_met
 
 
@@ -124,7 +122,6 @@ def best(values: Tensor, count: int) -> Tensor:
 
 
 def best_of_all(logprobs: Tensor, scores: Tensor, count: int) -> Candidates:
-    """Return the best candidates of all beams."""
     totals = logprobs + scores[:, None]
     return at_places(totals, logprobs, best(totals.reshape(-1), min(count, totals.numel())))
 

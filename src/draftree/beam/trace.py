@@ -63,7 +63,6 @@ class BeamTrace:
     _places: dict[tuple[int, tuple[int, ...]], int] = field(default_factory=dict)
 
     def __call__(self, search: SequenceSearch) -> None:
-        """Record the state after a step."""
         self.num_steps = step = search.num_steps
         has_groups = search.params.num_beam_groups > 1
         self.num_groups = len(search.groups) if has_groups else 1

@@ -79,7 +79,6 @@ class TimeShare:
 
     @property
     def may_work(self) -> bool:
-        """Whether the work has its turn."""
         return self.ahead <= 0.0
 
     def begin(self) -> None:
@@ -87,7 +86,6 @@ class TimeShare:
         self._start = self._clock()
 
     def end_round(self) -> None:
-        """Note the end of a round."""
         self.ahead = max(0.0, self.ahead - (self._clock() - self._start))
 
     def end_work(self, *, is_alone: bool) -> None:

@@ -62,7 +62,6 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is no unfinished sequence."""
         return self._scheduler.is_idle
 
     @property
@@ -124,7 +123,6 @@ class Engine:
         return self._allocator.stats
 
     def forget(self) -> None:
-        """Drop all cached prefixes."""
         self.lock.between(self._allocator.prefixes.clear)
 
     def add(self, *sequences: WritingSequence) -> None:

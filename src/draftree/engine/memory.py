@@ -152,7 +152,6 @@ class SlotAllocator:
 
     @property
     def stats(self) -> PrefixStats:
-        """Counts of reused tokens and sequences."""
         return PrefixStats(
             sequences=self._sequences,
             hits=self._hits,

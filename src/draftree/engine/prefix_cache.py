@@ -37,7 +37,6 @@ class DraftStates:
             choice.drafter.reserve(count, length)
 
     def open(self, view: SequenceView) -> DraftState | None:
-        """State for a new sequence."""
         choice = self._parts.choice(view.draft)
         return None if choice is None else DraftState(choice, choice.drafter.open(view))
 
@@ -63,7 +62,6 @@ class DraftStates:
         return None if kept is None or state is None else DraftState(state.choice, kept)
 
     def close(self, state: DraftState | None) -> None:
-        """Close a state."""
         if state is not None:
             with _failures_logged("the drafter could not close a state"):
                 state.choice.drafter.close(state.own)
@@ -176,7 +174,6 @@ class PrefixCache:
             self.evicted += 1
 
     def clear(self) -> None:
-        """Let all go."""
         for kept in list(self.kept):
             self._close(kept)
 
@@ -196,7 +193,6 @@ class PrefixCache:
 
 
 def common_length(first: np.ndarray, second: np.ndarray) -> int:
-    """Length of the common beginning."""
     length = min(len(first), len(second))
     differ = np.flatnonzero(first[:length] != second[:length])
     return int(differ[0]) if len(differ) else length

@@ -126,7 +126,6 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no sequence is running, waiting or parked."""
         return not self.running and not self.waiting and not self.parked
 
     def check_integrity(self) -> None:

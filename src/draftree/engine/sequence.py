@@ -242,7 +242,6 @@ class ClientDrafts:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the next tree has not arrived."""
         return self._tree is None
 
     @property
@@ -251,7 +250,6 @@ class ClientDrafts:
         return None if self.left is None or self.seconds is None else self.left + self.seconds
 
     def put(self, tree: TokenTree, arrived: float) -> None:
-        """Set the tree of the next round."""
         self._tree = tree
         if self.left is not None:
             self.seconds = max(0.0, arrived - self.left)
@@ -347,7 +345,6 @@ class WritingSequence:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the sequence is finished."""
         return self.finish_reason is not None
 
     @property

@@ -64,12 +64,10 @@ class Step:
 
     @property
     def scored(self) -> TokenTree:
-        """The tree as scored."""
         return self.tree if self.kept is None else prune(self.tree, self.kept)
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """The accepted tokens and the bonus."""
         bonus = () if self.bonus is None else (self.bonus,)
         return (*(self.tree.tokens[node] for node in self.path), *bonus)
 
@@ -117,7 +115,6 @@ class Trace:
 
 
 def read_trace(path: Path) -> Trace:
-    """Read a trace from its file."""
     try:
         lines = read_json_lines(path, may_be_cut=True)
     except (OSError, JsonError) as error:
@@ -226,7 +223,6 @@ class TraceWriter:
 
 
 def step_line(row: SequenceRecord) -> dict[str, Any]:
-    """Return one sequence's part of a round's line."""
     tree = row.drafted
     is_cut = len(row.tree) < len(row.drafted)
     nodes = NodeMap.identity(tree.parents)
@@ -269,7 +265,6 @@ def write_csv(trace: Trace, table: str, stream: IO[str]) -> None:
 
 
 def rows_of(trace: Trace, table: str) -> Iterator[Mapping[str, Any]]:
-    """Return the rows of a table."""
     if table not in TABLES:
         raise ConfigurationError(f"there is no table '{table}' of a trace: {suggestion(table, TABLES)}")
     return TABLES[table](trace)

@@ -165,11 +165,16 @@ class Lifelines:
         if not self.is_told and self._rank == 0 and sys.stderr is not None:
             sys.stderr.write(harmless(f"error: {reason}; {ALONE}\n"))
             sys.stderr.flush()
-        os._exit(FAILED)  # a thread that waits in a collective operation may never end
+        leave(FAILED)
 
     def _release(self) -> None:
         for release in self.releases:
             release()
+
+
+def leave(status: int) -> None:
+    """End the process at once; a thread that waits in a collective operation may never end."""
+    os._exit(status)
 
 
 # Messages from rank 0 to the other ranks: the operations of one round as JSON, after a header of four numbers.
@@ -228,7 +233,6 @@ class MessageWriter:
         self.add("run", num_open, jobs, (part.end, sorted(part.attention), sorted(part.mlp)), pass_.capture)
 
     def take(self, *, is_last: bool = False) -> bytes:
-        """Return the message, and begin the next one."""
         rest = json.dumps((is_last, self._operations), separators=(",", ":")).encode()
         header = HEADER.pack(MAGIC, VERSION, self._sent, len(rest))
         self._operations, self._sent = [], self._sent + 1

@@ -363,7 +363,6 @@ def team_memory(world: World) -> TeamMemory:
 
 
 def require_possible(world: World, options: ModelOptions) -> None:
-    """Check the options before anything is loaded."""
     if world.size != options.num_processes:
         raise ConfigurationError(
             f"{options.division} needs {options.num_processes} processes, and {world.size} were started: start "

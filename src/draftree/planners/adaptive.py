@@ -256,7 +256,6 @@ class Acceptance:
         self._odds: OwnOdds = {}
 
     def odds(self, group: Hashable) -> float:
-        """Return the factor of the prior's odds."""
         return self._odds.get(group, EVEN).factor
 
     def chance(self, kind: Kind, own: OwnOdds | None = None) -> float:
@@ -266,7 +265,6 @@ class Acceptance:
         return shifted(chance, own.get(kind.group, EVEN).factor) if own else chance
 
     def observe(self, kind: Kind, own: OwnOdds, *, hit: bool) -> None:
-        """Learn from a hit or a miss in one sequence."""
         own.setdefault(kind.group, Odds()).observe(self.chance(kind), hit=hit)
         self._odds.setdefault(kind.group, Odds()).observe(kind.prior, hit=hit)
         hits, tries = self._counts.get((kind.group, kind.number), (0.0, 0.0))
@@ -371,7 +369,6 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
         self._overhead = 0.0  # seconds of planning and learning in a round with a draft
 
     def learn_costs(self, pass_seconds: Mapping[int, float]) -> None:
-        """Set the measured passes of the target."""
         super().learn_costs(pass_seconds)
         self._passes.learn(pass_seconds)
 
@@ -578,7 +575,6 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
         return [level if index in self._owners(names) else 0 for level, names in pairs]
 
     def observe(self, states: Sequence[SequenceEstimates], record: RoundRecord) -> None:
-        """Learn costs, acceptance and gains."""
         batch = len(states)
         rows = record.sequences
         self._clock += record.total_seconds

@@ -31,6 +31,5 @@ class FixedPlanner(Planner[None]):
         """Return no state."""
 
     def budgets(self, states: Sequence[None]) -> list[Budget]:
-        """Return budgets of depth k."""
         k = self.default_depth if self.config.k is None else self.config.k
         return [self.ahead(k) for _ in states]

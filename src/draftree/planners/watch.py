@@ -31,7 +31,6 @@ class WatchPlanner(Planner[None]):
         """Return no state."""
 
     def budgets(self, states: Sequence[None]) -> list[Budget]:
-        """Return budgets of the drafter's depth."""
         return [self.ahead(self.default_depth) for _ in states]
 
     def trim(

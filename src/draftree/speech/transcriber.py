@@ -133,7 +133,6 @@ class Transcriber:
 
     @property
     def reads_sound(self) -> bool:
-        """Whether the model reads features of sound."""
         target = self.engine.parts.target
         return isinstance(target, EncoderDecoder) and target.feature_shape is not None
 
@@ -184,7 +183,6 @@ class Transcriber:
         return samples_or_features(audio, self.shape, self._feature_extractor, is_long=True)
 
     def source(self, audio: Any) -> FeatureSource:
-        """Return the source of samples or features."""
         return FeatureSource(samples_or_features(audio, self.shape, self._feature_extractor))
 
     def _feature_extractor(self) -> Any:

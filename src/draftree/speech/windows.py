@@ -95,7 +95,6 @@ class LongSpeech:
 
     @property
     def is_done(self) -> bool:
-        """Whether the whole audio was transcribed."""
         return self._seek >= self._features.shape[1]
 
     @property
@@ -153,7 +152,6 @@ class LongSpeech:
         self._seek += cut.advance
 
     def transcript(self) -> Transcript:
-        """Return the text of the whole audio."""
         language = None if self.detected is None else self.detected.language
         if self._speech.language is not None:
             language = language_code(self._speech.language)
