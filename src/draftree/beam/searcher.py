@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
@@ -29,25 +29,17 @@ BeamParams = BeamSearchParams | Sequence[BeamSearchParams] | None
 
 
 @final
+@dataclass(eq=False)
 class BeamSearcher:
-    """Beam searches of one model, and the other models that they load.
+    """Beam searches of one model, and the other models that they load."""
 
-    Args:
-        tokenizer: its tokenizer; None if it has none.
-    """
-
-    def __init__(
-        self,
-        model: LanguageModel,
-        prompts: PromptEncoder,
-        tokenizer: Tokenizer | None,
-        *,
-        end_ids: Sequence[int],
-        kernels: str,
-    ) -> None:
-        self._model, self._prompts, self._tokenizer = model, prompts, tokenizer
-        self._end_ids, self._kernels = end_ids, kernels
-        self._companions: dict[str, LanguageModel] = {}
+    model: LanguageModel
+    prompts: PromptEncoder
+    tokenizer: Tokenizer | None  # the model's; None if it has none
+    _: KW_ONLY
+    end_ids: Sequence[int]
+    kernels: str
+    _companions: dict[str, LanguageModel] = field(default_factory=dict)
 
     def search(
         self,
@@ -64,14 +56,14 @@ class BeamSearcher:
         from draftree.beam.search import BeamSearch
 
         require_decoder_options(decoder)
-        start = self._prompts.encode_start(RequestOptions(**decoder))
+        start = self.prompts.encode_start(RequestOptions(**decoder))
         spoken = decoder.get("source_lang")
         openings = [self._opening(prompt, start, spoken) for prompt in _each(prompts)]
         search = BeamSearch(
-            self._model,
-            end_ids=self._end_ids,
-            decode_after=decoder_of(self._tokenizer),
-            drafter=beam_drafter(draft, target=self._model, tokenizer=self._tokenizer, load=self.companion),
+            self.model,
+            end_ids=self.end_ids,
+            decode_after=decoder_of(self.tokenizer),
+            drafter=beam_drafter(draft, target=self.model, tokenizer=self.tokenizer, load=self.companion),
             on_step=on_step,
         )
         return search.run(openings, _params(params, len(openings)))
@@ -79,9 +71,9 @@ class BeamSearcher:
     def companion(self, name: str) -> LanguageModel:
         """Load another model in the target's dtype, or return the one that was loaded before."""
         if name not in self._companions:
-            kernels = "torch" if self._kernels == "torch" else "auto"
-            dtype = str(self._model.dtype).removeprefix("torch.")
-            loaded = load_model(name, dtype=dtype, device=str(self._model.device), kernels=kernels)
+            kernels = "torch" if self.kernels == "torch" else "auto"
+            dtype = str(self.model.dtype).removeprefix("torch.")
+            loaded = load_model(name, dtype=dtype, device=str(self.model.device), kernels=kernels)
             self._companions[name] = loaded.model
         return self._companions[name]
 
@@ -92,9 +84,9 @@ class BeamSearcher:
                     "source_lang states the language of a text, and features were given: leave it out",
                     param="source_lang",
                 )
-            return beam_opening(self._model, FeatureSource(prompt), start)  # type: ignore[arg-type]
-        tokens = self._prompts.encode(prompt, source_lang=source_lang)  # type: ignore[arg-type]
-        return beam_opening(self._model, tokens, start)
+            return beam_opening(self.model, FeatureSource(prompt), start)  # type: ignore[arg-type]
+        tokens = self.prompts.encode(prompt, source_lang=source_lang)  # type: ignore[arg-type]
+        return beam_opening(self.model, tokens, start)
 
 
 def beam_opening(

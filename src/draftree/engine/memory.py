@@ -11,6 +11,7 @@ outgrow it, the youngest gives its slot back and is recomputed later.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -146,20 +147,13 @@ class SlotAllocator:
         self._running: Sequence[WritingSequence] = ()
         self._length = 0
         self._count = 0
-        self._sequences = self._hits = self._prompt_tokens = self._cached_tokens = 0
+        self._counts: Counter[str] = Counter()
         self._drafts = DraftStates(parts)
         self.prefixes = PrefixCache(parts.target, keep, self._drafts)
 
     @property
     def stats(self) -> PrefixStats:
-        return PrefixStats(
-            sequences=self._sequences,
-            hits=self._hits,
-            prompt_tokens=self._prompt_tokens,
-            cached_tokens=self._cached_tokens,
-            kept=len(self.prefixes.kept),
-            evicted=self.prefixes.evicted,
-        )
+        return PrefixStats(**self._counts, kept=len(self.prefixes.kept), evicted=self.prefixes.evicted)
 
     def require_fit(self, sequence: WritingSequence) -> None:
         """Refuse what can never fit, with the numbers."""
@@ -216,11 +210,8 @@ class SlotAllocator:
             planner = sequence.draft_state.choice.planner
             sequence.plan_state = planner.open(is_sampled=sequence.controls.temperature > 0)
         if sequence.counts.rounds == 0:
-            sequence.counts.cached_tokens = match.length
-            self._sequences += 1
-            self._hits += match.length > 0
-            self._prompt_tokens += len(sequence.history)
-            self._cached_tokens += match.length
+            sequence.counts.cached_tokens = cached = match.length
+            self._counts.update(sequences=1, hits=cached > 0, prompt_tokens=len(sequence.history), cached_tokens=cached)
 
     def _beginning(
         self, sequence: WritingSequence, prompt: np.ndarray, earlier: Sequence[WritingSequence]

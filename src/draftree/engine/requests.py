@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Unpack
 
 from draftree.core.errors import InvalidRequestError, PromptTooLongError, VocabularyMismatchError, blaming
@@ -26,40 +26,24 @@ from draftree.text.tokenizer import Tokenizer
 SEED_BITS = 32
 
 
+@dataclass(eq=False)
 class SequenceFactory:
-    """Factory of sequences for one set of parts.
+    """Factory of sequences for one set of parts."""
 
-    Args:
-        tokenizer: the target's tokenizer, None if it has none.
-        slot_room: tokens for which one slot has memory, those of a source included; None for no limit.
-        defaults: the model's sampling, for parameters that a request does not give.
+    parts: EngineParts
+    tokenizer: Tokenizer | None  # the target's; None if it has none
+    _: KW_ONLY
+    eos_ids: Sequence[int]  # the model's tokens that end a text
+    slot_room: int | None  # tokens for which one slot has memory, those of a source included; None for no limit
+    defaults: Sampling = NEUTRAL  # the model's sampling, for parameters that a request does not give
+    kernels: str = ""
+    fallback_reason: str | None = None
+    auto_draft: str | None = None  # the drafter that `auto` stands for; None if `auto` was not among the drafters
+    records_picks: bool = False  # whether records of rounds hold the target's picks, for traces of a whole run
 
-    Attributes:
-        eos_ids: the model's tokens that end a text.
-        auto_draft: the drafter that `auto` stands for; None if `auto` was not among the drafters.
-        records_picks: whether records of rounds hold the target's picks, for traces of a whole run.
-    """
-
-    def __init__(
-        self,
-        parts: EngineParts,
-        tokenizer: Tokenizer | None,
-        *,
-        eos_ids: Sequence[int],
-        slot_room: int | None,
-        defaults: Sampling = NEUTRAL,
-        kernels: str = "",
-        fallback_reason: str | None = None,
-    ) -> None:
-        self._parts = parts
-        self._tokenizer = tokenizer
-        self.eos_ids = tuple(eos_ids)
-        self.defaults = defaults
-        self._context = parts.target.max_length
-        self._kernels, self._fallback_reason = kernels, fallback_reason
-        self.auto_draft: str | None = None
-        self.records_picks = False
-        self._slot_room = slot_room
+    def __post_init__(self) -> None:
+        self.eos_ids = tuple(self.eos_ids)
+        self._context = self.parts.target.max_length
         self._numbers = itertools.count(1)
         self._grammars: Grammars | None = None
 
@@ -77,9 +61,9 @@ class SequenceFactory:
         if not isinstance(ids, FeatureSource):
             ids = self.truncated(ids, options)
         assert not isinstance(options.decoder_prompt, str), "`PromptEncoder.with_start` encodes a text"
-        opening = decoder_input(self._parts.target, ids, options.decoder_prompt)
+        opening = decoder_input(self.parts.target, ids, options.decoder_prompt)
         limit = self._limit(opening, options)
-        traits = self._parts.traits_of(chosen)
+        traits = self.parts.traits_of(chosen)
         if options.prediction is not None and not traits.reads_predictions:
             lack = "there is no drafter that uses it" if traits is NO_DRAFTS else "the drafter does not use it"
             raise InvalidRequestError(
@@ -102,13 +86,13 @@ class SequenceFactory:
                 priority=options.priority,
                 draft=chosen,
                 owner=options.owner,
-                promise=self._parts.promise(options.sampling.temperature, chosen),
+                promise=self.parts.promise(options.sampling.temperature, chosen),
                 source=opening.source,
                 source_length=opening.source_length,
             )
             request = SlotRequest(sequence.history, sequence.controls, limit, traits is NO_DRAFTS)
-            sequence.opens = self._parts.target.opener(request)
-            sequence.kernels, sequence.fallback_reason = self._kernels, self._fallback_reason
+            sequence.opens = self.parts.target.opener(request)
+            sequence.kernels, sequence.fallback_reason = self.kernels, self.fallback_reason
             sequence.rounds = [] if options.trace else None
             sequence.client_drafts = ClientDrafts() if options.drafted_by_client else None
             sequence.records_picks = self.records_picks
@@ -120,10 +104,10 @@ class SequenceFactory:
     def _controls(self, params: SamplingParams, opening: DecoderInput, limit: int, *, seed: int) -> Controls:
         controls = build_controls(
             params,
-            vocab_size=self._parts.target.vocab_size,
+            vocab_size=self.parts.target.vocab_size,
             eos_ids=self.eos_ids,
-            encode=None if self._tokenizer is None else self._encode_plainly,
-            grammars=None if self._tokenizer is None else self._spelled_grammars,
+            encode=None if self.tokenizer is None else self._encode_plainly,
+            grammars=None if self.tokenizer is None else self._spelled_grammars,
             seed=seed,
         )
         if opening.rules is None or opening.source is None:
@@ -141,7 +125,7 @@ class SequenceFactory:
         """Return the last prompt tokens that `truncate_prompt_tokens` keeps; all if it is None."""
         count = params.truncate_prompt_tokens
         if count == -1:
-            target = self._parts.target
+            target = self.parts.target
             if isinstance(target, EncoderDecoder):
                 return ids[-target.max_source_length :]
             count = max(1, self._context - (params.max_tokens or 1))
@@ -149,7 +133,7 @@ class SequenceFactory:
 
     def longest_prompt(self, params: SamplingParams) -> int | None:
         """Return the most tokens that a prompt may have; None if it is truncated."""
-        target = self._parts.target
+        target = self.parts.target
         if params.truncate_prompt_tokens is not None:
             return None
         return target.max_source_length if isinstance(target, EncoderDecoder) else self._context - 1
@@ -171,7 +155,7 @@ class SequenceFactory:
             # as many as fit; the engine refuses a prompt for which there is no memory
             configured = None if opening.rules is None else opening.rules.max_length
             # a source takes memory, but no place in the decoder's context
-            most = context if self._slot_room is None else min(context, self._slot_room - opening.source_length)
+            most = context if self.slot_room is None else min(context, self.slot_room - opening.source_length)
             return max(most if configured is None else min(most, configured), len(ids) + 1)
         if len(ids) + params.max_tokens > context:
             kind = "prompt" if opening.source is None else "decoder prompt"
@@ -190,7 +174,7 @@ class SequenceFactory:
         """Return the name of the chosen drafter; empty for the default."""
         if draft is None:
             return ""
-        known = list(dict.fromkeys((*self._parts.choices, NO_DRAFT)))
+        known = list(dict.fromkeys((*self.parts.choices, NO_DRAFT)))
         named = self.named_draft(draft)
         if named in known:
             return named
@@ -201,7 +185,7 @@ class SequenceFactory:
         )
 
     def _detokenizer(self, params: SamplingParams, prompt: Sequence[int]) -> Detokenizer | None:
-        if self._tokenizer is None:
+        if self.tokenizer is None:
             if params.stop_strings:
                 raise InvalidRequestError(
                     "stop strings need a tokenizer, and this model has none: use stop_token_ids", param="stop"
@@ -210,7 +194,7 @@ class SequenceFactory:
         if not params.detokenize:
             return None
         return Detokenizer(
-            self._tokenizer,
+            self.tokenizer,
             skip_special_tokens=params.skip_special_tokens,
             spaces_between_special_tokens=params.spaces_between_special_tokens,
             prompt_ids=prompt,
@@ -224,7 +208,7 @@ class SequenceFactory:
 
     def compile_grammar(self, params: SamplingParams) -> None:
         """Compile the grammar of a future request, which may take long: call it on a thread that delays no request."""
-        if self._tokenizer is None or params.constraint is None:
+        if self.tokenizer is None or params.constraint is None:
             return
         grammars = self._spelled_grammars()
         with blaming(params.constraint[0]):
@@ -233,17 +217,17 @@ class SequenceFactory:
     def _spelled_grammars(self) -> Grammars:
         """Return the grammar compiler; built for the first grammar, since it needs every token's bytes."""
         if self._grammars is None:
-            assert self._tokenizer is not None
+            assert self.tokenizer is not None
             try:
-                spelling = lexicon_of(self._tokenizer).bytes_of
+                spelling = lexicon_of(self.tokenizer).bytes_of
             except VocabularyMismatchError as error:
                 raise InvalidRequestError(
-                    f"a grammar was given, but {self._tokenizer.name} cannot use one: the text of its tokens "
+                    f"a grammar was given, but {self.tokenizer.name} cannot use one: the text of its tokens "
                     "depends on the tokens around them; leave the grammar out, or use another model"
                 ) from error
-            self._grammars = Grammars(spelling, vocab_size=self._parts.target.vocab_size)
+            self._grammars = Grammars(spelling, vocab_size=self.parts.target.vocab_size)
         return self._grammars
 
     def _encode_plainly(self, text: str) -> list[int]:
-        assert self._tokenizer is not None
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        assert self.tokenizer is not None
+        return self.tokenizer.encode(text, add_special_tokens=False)

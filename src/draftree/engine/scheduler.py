@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
 
 from draftree.core.errors import QueueFullError
 from draftree.engine.round import scored_rows
 from draftree.engine.sequence import WritingSequence
 
+RANK = attrgetter("rank")
 PREFILL_TOKENS_IDLE = 512  # prompt tokens per pass while no sequence is decoding
 
 
@@ -53,23 +56,20 @@ def reading_sizes(reading: Sequence[WritingSequence], budget: int, *, vocab_size
     return sizes
 
 
+@dataclass(eq=False)
 class Scheduler:
     """Waiting and running sequences, both in the order of service. Mutated by the engine only.
 
     Sequences with a lower `priority` number go first, those of equal priority in order of arrival. A sequence is never
     overtaken because a later one is smaller: small sequences would starve large ones.
-
-    Args:
-        max_waiting: maximum number of waiting sequences; None for no limit.
     """
 
-    def __init__(self, max_batch_size: int, max_waiting: int | None = None) -> None:
-        self.max_batch_size = max_batch_size
-        self.max_waiting = max_waiting
-        self.waiting: list[WritingSequence] = []
-        self.running: list[WritingSequence] = []
-        self.parked: list[WritingSequence] = []  # sequences that left the batch until their client sends a tree
-        self._num_added = 0
+    max_batch_size: int
+    max_waiting: int | None = None  # maximum number of waiting sequences; None for no limit
+    waiting: list[WritingSequence] = field(default_factory=list)
+    running: list[WritingSequence] = field(default_factory=list)
+    parked: list[WritingSequence] = field(default_factory=list)  # left the batch until their client sends a tree
+    _num_added: int = 0
 
     def takes(self, count: int) -> bool:
         """Return whether `count` sequences can be queued together; an empty queue takes any number."""
@@ -89,21 +89,21 @@ class Scheduler:
         for sequence in sequences:
             sequence.rank = (sequence.priority, self._num_added)
             self._num_added += 1
-            bisect.insort(self.waiting, sequence, key=_rank)
+            bisect.insort(self.waiting, sequence, key=RANK)
 
     def admit(self, fits: Callable[[WritingSequence], bool]) -> list[WritingSequence]:
         """Move waiting sequences into the batch while there is room; returns the admitted ones."""
         admitted = []
         while self.waiting and len(self.running) < self.max_batch_size and fits(self.waiting[0]):
             sequence = self.waiting.pop(0)
-            bisect.insort(self.running, sequence, key=_rank)
+            bisect.insort(self.running, sequence, key=RANK)
             admitted.append(sequence)
         return admitted
 
     def put_back(self, sequence: WritingSequence) -> None:
         """Move a running sequence back to its place in the queue."""
         self.running.remove(sequence)
-        bisect.insort(self.waiting, sequence, key=_rank)
+        bisect.insort(self.waiting, sequence, key=RANK)
 
     def park(self, sequence: WritingSequence) -> None:
         """Take a running sequence out of the batch and out of the queue."""
@@ -114,7 +114,7 @@ class Scheduler:
         """Return a parked sequence to its place in the queue; without effect on others."""
         if sequence in self.parked:
             self.parked.remove(sequence)
-            bisect.insort(self.waiting, sequence, key=_rank)
+            bisect.insort(self.waiting, sequence, key=RANK)
 
     def drop_finished(self) -> list[WritingSequence]:
         """Remove finished sequences from the batch, the queue and the parked ones; returns them."""
@@ -136,7 +136,3 @@ class Scheduler:
         assert len(self.running) <= self.max_batch_size, "the batch is bounded"
         for queue in (self.running, self.waiting):
             assert [s.rank for s in queue] == sorted(s.rank for s in queue), "sequences are in the order of service"
-
-
-def _rank(sequence: WritingSequence) -> tuple[int, int]:
-    return sequence.rank

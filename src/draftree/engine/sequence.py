@@ -6,7 +6,7 @@ import enum
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Any, final
 
 from draftree.core.errors import InvalidRequestError, PromptTooLongError
@@ -221,24 +221,17 @@ class Update:
 
 
 @final
+@dataclass(eq=False)
 class ClientDrafts:
-    """The trees of one sequence, one at a time, and when they come. Mutated on the engine's thread only.
+    """The trees of one sequence, one at a time, and when they come. Mutated on the engine's thread only."""
 
-    Attributes:
-        since: grows with every round of any such sequence; the smallest has waited longest.
-        arrived: time of the last tree.
-        left: time of the last verdict; None before the first, and while a tree is there.
-        seconds: between the last verdict and the tree after it; None before that.
-        has_taken: whether a tree was verified.
-    """
-
-    def __init__(self) -> None:
-        self._tree: TokenTree | None = None
-        self.since = next(_ROUND_NUMBERS)
-        self.arrived = 0.0
-        self.left: float | None = None
-        self.seconds: float | None = None
-        self.has_taken = False
+    # grows with every round of any such sequence; the smallest has waited longest
+    since: int = field(default_factory=lambda: next(_ROUND_NUMBERS))
+    arrived: float = 0.0  # time of the last tree
+    left: float | None = None  # time of the last verdict; None before the first, and while a tree is there
+    seconds: float | None = None  # between the last verdict and the tree after it; None before that
+    has_taken: bool = False  # whether a tree was verified
+    _tree: TokenTree | None = None
 
     @property
     def is_waiting(self) -> bool:
@@ -262,86 +255,66 @@ class ClientDrafts:
         return EMPTY if tree is None else tree
 
 
+@dataclass(eq=False, repr=False)
 class WritingSequence:
-    """One sequence during generation. Mutated by the engine only.
+    """One sequence during generation. Mutated by the engine only."""
 
-    Args:
-        detokenizer: converts tokens to text; None if the model has no tokenizer.
-        draft_controls: the controls for the drafter, if they differ from `controls`.
-        draft: name of the chosen drafter; empty for the default.
-        source: what an encoder-decoder model decodes from, the prompt being the decoder's; None for causal models.
-    """
+    request_id: str
+    index: int
+    prompt: InitVar[Sequence[int]]
+    _: KW_ONLY
+    controls: Controls
+    limit: int
+    detokenizer: Detokenizer | None  # converts tokens to text; None if the model has no tokenizer
+    draft_controls: InitVar[Controls | None] = None  # the controls for the drafter, if they differ from `controls`
+    draft: InitVar[str] = ""  # name of the chosen drafter; empty for the default
+    owner: InitVar[str | None] = ""
+    priority: int = 0
+    promise: Guarantee = Guarantee.SAME_TEXT
+    # what an encoder-decoder model decodes from, the prompt being the decoder's; None for causal models
+    source: Source | None = None
+    source_length: int = 0
+    slot: Slot | None = None
+    # opens a slot with the beginning of the prompt, if token ids alone do not determine it
+    opens: Callable[[], Slot] | None = None
+    client_drafts: ClientDrafts | None = None  # trees of a client, which replace the drafter's
+    draft_state: DraftState | None = None  # None for plain decoding, and without a slot
+    plan_state: Any = None
+    counts: SequenceCounts = field(default_factory=SequenceCounts)
+    kernels: str = ""  # of the target's passes, for statistics
+    fallback_reason: str | None = None
+    violations: tuple[str, ...] | None = None
+    finish_reason: FinishReason | None = None
+    # the stop token or stop string of the request that ended the text; None for the model's end of text
+    stop_reason: int | str | None = None
+    error: Exception | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    # one entry per scored prompt token; the first token has no prediction
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=lambda: [None])
+    drafted: list[bool] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    # records of the rounds since the last update; None unless the request is traced
+    rounds: list[SequenceRecord] | None = None
+    records_picks: bool = False  # whether records of rounds have the target's picks anyway
+    _unshown: list[Piece] = field(default_factory=list)
+    _num_shown: int = 0
 
-    def __init__(
-        self,
-        request_id: str,
-        index: int,
-        prompt: Sequence[int],
-        *,
-        controls: Controls,
-        limit: int,
-        detokenizer: Detokenizer | None,
-        draft_controls: Controls | None = None,
-        draft: str = "",
-        owner: str | None = "",
-        priority: int = 0,
-        promise: Guarantee = Guarantee.SAME_TEXT,
-        source: Source | None = None,
-        source_length: int = 0,
+    def __post_init__(
+        self, prompt: Sequence[int], draft_controls: Controls | None, draft: str, owner: str | None
     ) -> None:
-        self.request_id = request_id
-        self.index = index
-        self.history = History(prompt, capacity=limit)
-        self.controls = controls
+        controls, params = self.controls, self.controls.params
+        self.history = History(prompt, capacity=self.limit)
+        source = () if self.source is None else self.source.tokens
         self.view = SequenceView(
-            self.history,
-            draft_controls or controls,
-            draft=draft,
-            owner=owner,
-            source=() if source is None else source.tokens,
-            encoded=source,
+            self.history, draft_controls or controls, draft=draft, owner=owner, source=source, encoded=self.source
         )
-        self.source = source
-        self.source_length = source_length
-        self.limit = limit
-        self.priority = priority
-        self.promise = promise
-        self.rank = (priority, 0)  # position in the order of service; set by the scheduler
-        self.slot: Slot | None = None
-        self.opens: Callable[[], Slot] | None = None
-        """Opens a slot with the beginning of the prompt, if token ids alone do not determine it; else None."""
-        self.client_drafts: ClientDrafts | None = None
-        """Trees of a client, which replace the drafter's; None for the drafter's."""
+        self.rank = (self.priority, 0)  # position in the order of service; set by the scheduler
+        # fits drafts to the grammar; None without one
         self.forced = None if controls.guide is None else ForcedTokens(controls.guide, self.history)
-        """Fits drafts to the grammar; None without one."""
-        self.draft_state: DraftState | None = None  # None for plain decoding, and without a slot
-        self.plan_state: Any = None
-        self.counts = SequenceCounts()
-        self.kernels = ""  # of the target's passes, for statistics
-        self.fallback_reason: str | None = None
-        self.violations: tuple[str, ...] | None = None
-        self.finish_reason: FinishReason | None = None
-        self.stop_reason: int | str | None = None
-        """The stop token or stop string of the request that ended the text; None for the model's end of text."""
-        self.error: Exception | None = None
-        self.logprobs: list[TokenLogprob] = []
-        self.prompt_logprobs: list[TokenLogprob | None] = [None]
-        """One entry per scored prompt token; the first token has no prediction."""
-        self._num_scored = 0 if controls.params.prompt_logprobs is None else len(prompt)
-        self.drafted: list[bool] = []
-        self.texts: list[str] = []
-        self._detokenizer = detokenizer
-        params = controls.params
-        self._stop = (
-            StopChecker(params.stop_strings, include_in_output=params.include_stop_str_in_output)
-            if params.stop_strings
-            else None
-        )
-        self._unshown: list[Piece] = []
-        self._num_shown = 0
-        self.rounds: list[SequenceRecord] | None = None
-        """Records of the rounds since the last update; None unless the request is traced."""
-        self.records_picks = False  # whether records of rounds have the target's picks anyway
+        self._num_scored = 0 if params.prompt_logprobs is None else len(prompt)
+        self._stop: StopChecker | None = None
+        if params.stop_strings:
+            self._stop = StopChecker(params.stop_strings, include_in_output=params.include_stop_str_in_output)
 
     @property
     def is_finished(self) -> bool:
@@ -397,7 +370,7 @@ class WritingSequence:
             is_stop = token in self.controls.stop_ids
             if not is_stop or self.controls.params.include_stop_str_in_output:
                 # one by one: bytes of a token after the end must not reach the text through `finish`
-                self._show("" if self._detokenizer is None else self._detokenizer.push(token), drafted)
+                self._show("" if self.detokenizer is None else self.detokenizer.push(token), drafted)
             if not self.is_finished and (is_stop or self.room == 0):
                 self._end(FinishReason.STOP if is_stop else FinishReason.LENGTH, drafted)
                 if is_stop and self.stop_reason is None and token not in self.controls.eos_ids:
@@ -419,7 +392,7 @@ class WritingSequence:
             self.finish_reason, self.stop_reason = FinishReason.STOP, self._stop.matched
 
     def _end(self, reason: FinishReason, drafted: bool) -> None:
-        rest = "" if self._detokenizer is None else self._detokenizer.finish()
+        rest = "" if self.detokenizer is None else self.detokenizer.finish()
         if rest:
             self._show(rest, drafted)
         if self.finish_reason is None:

@@ -12,8 +12,6 @@ from draftree.core.errors import ConfigurationError
 from draftree.options import ModelOptions
 from draftree.parallel.entry import leave_to_rank_zero
 
-__all__ = ["start_ranks"]
-
 LOOPBACK = "127.0.0.1"
 
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from draftree.loading.loaded import LoadedModel
     from draftree.models.base import LanguageModel
 
-__all__ = ["leave_to_rank_zero", "load_divided", "on_loss", "stop_ranks"]
-
 
 def load_divided(options: ModelOptions) -> LoadedModel:
     """Load the model, together with the other processes if it is divided among them."""

@@ -186,7 +186,7 @@ class Welcome:
     @classmethod
     def read(cls, message: Mapping[str, Any]) -> Welcome:
         try:
-            found = cls(
+            welcome = cls(
                 session=str(message["s"]),
                 model=str(message["model"]),
                 vocab_size=int(message["vocab"]),
@@ -202,9 +202,10 @@ class Welcome:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise FrameError(f"the server's greeting cannot be read ({type(error).__name__})") from error
-        if not (0 < found.vocab_size <= MAX_VOCAB and found.context > 1 and found.texts > 0 and found.nodes >= 0):
+        sizes_are_possible = welcome.context > 1 and welcome.texts > 0 and welcome.nodes >= 0
+        if not (0 < welcome.vocab_size <= MAX_VOCAB and sizes_are_possible):
             raise FrameError("the server's greeting has sizes that no model has")
-        return found
+        return welcome
 
 
 @final
@@ -241,15 +242,15 @@ class Link:
 
     def begin(self) -> Welcome:
         self._leave()
-        found = Welcome.read(self._answered({"t": "hello", "v": VERSION, "model": self._address.model}))
-        self._session = found.session
+        welcome = Welcome.read(self._answered({"t": "hello", "v": VERSION, "model": self._address.model}))
+        self._session = welcome.session
         if not self.latency.pass_seconds:
-            self.latency.pass_seconds = dict(found.pass_seconds)
+            self.latency.pass_seconds = dict(welcome.pass_seconds)
             for _ in range(PINGS):
                 start = self._clock()
                 self.request({"t": "ping"})
                 self.latency.note_trip(self._clock() - start)
-        return found
+        return welcome
 
     def request(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Send a request of the session and return its reply; it is repeated until there is one."""

@@ -14,16 +14,6 @@ from draftree.core.errors import ModelLoadError
 from draftree.core.files import MALFORMED, parse_json
 from draftree.text.tokenizer import Tokenizer
 
-__all__ = [
-    "MAX_BYTES",
-    "TOKENIZER_PATH",
-    "files_digest",
-    "install_files",
-    "kept_digests",
-    "tokenizer_files",
-    "tokenizer_fingerprint",
-]
-
 TOKENIZER_PATH = "/v1/verify/tokenizer"  # path of a GET request for the files
 JSON_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
@@ -58,8 +48,8 @@ def tokenizer_files(tokenizer: Tokenizer | None) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as where:
         tokenizer.backend.save_pretrained(where)
         paths = [Path(where) / name for name in sorted(FILES)]
-        found = {path.name: path.read_text("utf-8") for path in paths if path.is_file()}
-    return found if "tokenizer.json" in found else {}
+        files = {path.name: path.read_text("utf-8") for path in paths if path.is_file()}
+    return files if "tokenizer.json" in files else {}
 
 
 def files_digest(files: Mapping[str, str]) -> str:
@@ -103,8 +93,8 @@ def _plain(model: str) -> str:
 def _checked(content: bytes) -> tuple[str, Mapping[str, str], str]:
     """Return the model's name, its files, and their digest; no files if the server names those that are present."""
     try:
-        found: Any = parse_json(content)
-        model, known, files = found["model"], found.get("known"), found.get("files", {})
+        message: Any = parse_json(content)
+        model, known, files = message["model"], message.get("known"), message.get("files", {})
         assert isinstance(model, str)
         assert isinstance(files, dict)
         assert known is None or (isinstance(known, str) and DIGEST.fullmatch(known))

@@ -121,10 +121,10 @@ class SplitModel(LanguageModel):
             raise UnsupportedModelError(
                 "a server that picks writes texts of requests only: use generate, chat or stream, or picks=device"
             )
-        return self._opened(None)
+        return self._opened(self.local.open(), None)
 
-    def _opened(self, request: SlotRequest | None) -> SplitSlot:
-        slot = SplitSlot(self.local.open(), self._exchange.format.row_bytes, request)
+    def _opened(self, local: Slot, request: SlotRequest | None) -> SplitSlot:
+        slot = SplitSlot(local, self._exchange.format.row_bytes, request)
         self._exchange.slots[slot.id] = slot
         return slot
 
@@ -136,7 +136,7 @@ class SplitModel(LanguageModel):
             if getattr(params, name) is not None:
                 raise InvalidRequestError(f"{name} needs logits: use picks=device in the address", param=name)
         text_free_params(params)
-        return lambda: self._opened(request)
+        return lambda: self._opened(self.local.open(), request)
 
     def run(self, pass_: Pass) -> PassResult:
         if pass_.layers != ALL_LAYERS:
@@ -264,24 +264,17 @@ class SplitModel(LanguageModel):
                     slot.truncate(length)
                     self.local.truncate(slot.local, length)
                 case Fork(_, length):
-                    opened.append(self._forked(slot, length))
+                    if self.applies_controls:
+                        raise UnsupportedModelError("texts that the server picks cannot be copied")
+                    copy = self._opened(self.local.fork(slot.local, length), None)
+                    copy.sent += slot.rows(0, length)
+                    opened.append(copy)
                 case Close():
-                    self._closed(slot)
+                    del self._exchange.slots[slot.id]
+                    self.link.latency.tokens += slot.num_read is not None  # a round whose path was not committed
+                    self.local.close(slot.local)
+                    self._exchange.end(slot)
         return opened
-
-    def _forked(self, slot: SplitSlot, length: int) -> SplitSlot:
-        if self.applies_controls:
-            raise UnsupportedModelError("texts that the server picks cannot be copied")
-        copy = SplitSlot(self.local.fork(slot.local, length), self._exchange.format.row_bytes, None)
-        copy.sent += slot.rows(0, length)
-        self._exchange.slots[copy.id] = copy
-        return copy
-
-    def _closed(self, slot: SplitSlot) -> None:
-        del self._exchange.slots[slot.id]
-        self.link.latency.tokens += slot.num_read is not None  # a round whose path was not committed
-        self.local.close(slot.local)
-        self._exchange.end(slot)
 
     def disconnect(self) -> None:
         self._exchange.close()
