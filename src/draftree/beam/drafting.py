@@ -7,7 +7,6 @@ and no step.
 
 from __future__ import annotations
 
-import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -252,52 +251,28 @@ class ModelBeams(BeamDrafter):
         return level
 
 
-@final
-class SeveralDrafters(BeamDrafter):
-    """The drafts of all, in order; at most one of them has a model."""
-
-    def __init__(self, drafters: Sequence[BeamDrafter]) -> None:
-        self._drafters = list(drafters)
-        self.model = next((drafter.model for drafter in drafters if drafter.model is not None), None)
-
-    def start(self, search: SequenceSearch, *, capacity: int, length: int) -> None:
-        for drafter in self._drafters:
-            drafter.start(search, capacity=capacity, length=length)
-
-    def forests(self, search: SequenceSearch) -> Sequence[Forest]:
-        return [forest for drafter in self._drafters for forest in drafter.forests(search)]
-
-    def propose(self, depths: Mapping[SequenceSearch, int]) -> list[list[Draft]]:
-        each = [drafter.propose(depths) for drafter in self._drafters]
-        return [list(itertools.chain(*drafts)) for drafts in zip(*each, strict=True)]
-
-    def finish(self, search: SequenceSearch) -> None:
-        for drafter in self._drafters:
-            drafter.finish(search)
-
-
 RUNNERS_UP = "runners-up"
 LoadModel = Callable[[str], LanguageModel]
 
 
-def beam_drafter(
+def beam_drafters(
     draft: Any, *, target: LanguageModel, tokenizer: Tokenizer | None, load: LoadModel
-) -> BeamDrafter | None:
-    """Return the drafter of a spec such as `runners-up`, `suffix` or `ngram+model:NAME`, or of a loaded model.
+) -> list[BeamDrafter]:
+    """Return the drafters of a spec such as `runners-up`, `suffix` or `ngram+model:NAME`, or of a loaded model.
 
-    None or "none" disables drafting; `load` loads the model that a spec names.
+    None or "none" disables drafting; `load` loads the model that a spec names, at most one.
     """
     if draft is None or draft == NO_DRAFT:
-        return None
+        return []
     if not isinstance(draft, str):
-        return ModelBeams(_fitting(getattr(draft, "model", draft), target))
+        return [ModelBeams(_fitting(getattr(draft, "model", draft), target))]
     try:
         drafters = [_drafter_of(part.strip(), target, tokenizer, load) for part in draft.split("+")]
     except ConfigurationError as error:
         raise InvalidRequestError(f"draft: {error}", param="draft") from error
     if sum(isinstance(drafter, ModelBeams) for drafter in drafters) > 1:
         raise InvalidRequestError(f"draft '{draft}' names two models: name one", param="draft")
-    return drafters[0] if len(drafters) == 1 else SeveralDrafters(drafters)
+    return drafters
 
 
 def _drafter_of(spec: str, target: LanguageModel, tokenizer: Tokenizer | None, load: LoadModel) -> BeamDrafter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -47,7 +48,7 @@ class BeamSearch:
     capacity: int | None = None  # maximum number of live nodes in one slot; None for a default by width
     batch_size: int = BATCH_SIZE  # maximum number of prompts that are searched at the same time
     hooks: Hooks | None = None  # further rules, called for each sequence in every step
-    drafter: BeamDrafter | None = None  # guesses the next beams, so that one pass may serve several steps
+    drafters: Sequence[BeamDrafter] = ()  # guess the next beams, so that one pass may serve several steps
     on_step: OnStep | None = None  # called with a search after each of its steps
     # whether there is memory for a number of slots of a length; searches wait for it, but never if no other search runs
     has_room: Callable[[int, int], bool] | None = None
@@ -108,8 +109,9 @@ class BeamSearch:
             self._waiting.remove(search)
         for forest in self._forests.pop(search, ()):
             forest.close()
-        if self.drafter is not None and self._paces.pop(search, None) is not None:
-            self.drafter.finish(search)
+        self._paces.pop(search, None)
+        for drafter in self.drafters:
+            drafter.finish(search)
 
     def close(self) -> None:
         """Drop all searches and close their slots."""
@@ -120,7 +122,7 @@ class BeamSearch:
     def _search_of(self, index: int, tokens: Sequence[int] | DecoderInput, params: BeamSearchParams) -> SequenceSearch:
         prompt = tokens if isinstance(tokens, DecoderInput) else DecoderInput(tuple(tokens))
         require_models(self.model, prompt, params)
-        if self.drafter is not None:
+        if self.drafters:
             require_draftable(self.model, params)
         return SequenceSearch(
             index,
@@ -142,7 +144,7 @@ class BeamSearch:
     def _capacity_of(self, search: SequenceSearch) -> int:
         if self.capacity is not None:
             return self.capacity
-        return capacity_for(search.params.beam_width) + (0 if self.drafter is None else MAX_NODES)
+        return capacity_for(search.params.beam_width) + (MAX_NODES if self.drafters else 0)
 
     def _may_start(self, search: SequenceSearch) -> bool:
         if not self._forests or self.has_room is None or len(self._forests) >= self.batch_size:
@@ -157,9 +159,9 @@ class BeamSearch:
             prompt = DecoderInput(search.prompt) if model is search.params.lm_model else search.opening
             forests.append(Forest(model, prompt, **room))
         search.start([forest.root for forest in forests])
-        if self.drafter is not None:
-            self._paces[search] = Pace()
-            self.drafter.start(search, **room)
+        self._paces[search] = Pace()
+        for drafter in self.drafters:
+            drafter.start(search, **room)
 
     def _models_of(self, params: BeamSearchParams) -> list[LanguageModel]:
         """Return the model, the others of the ensemble, and the language model of shallow fusion."""
@@ -169,8 +171,7 @@ class BeamSearch:
         """Run a use of all models, which others may share."""
         searches = (*self._waiting, *self._forests)
         models = {self.model, *(model for search in searches for model in self._models_of(search.params))}
-        if self.drafter is not None and self.drafter.model is not None:
-            models.add(self.drafter.model)
+        models |= {drafter.model for drafter in self.drafters if drafter.model is not None}
         for model in sorted(models, key=id):  # in one order, so that no two searches wait for each other
             use = partial(model.lock.run, use)
         return use()
@@ -187,8 +188,8 @@ class BeamSearch:
         while self._waiting and self._may_start(self._waiting[0]):
             self._start(self._waiting.popleft())
         searches = list(self._forests)
-        if self.drafter is not None:
-            self._draft(self.drafter, [search for search in searches if search.num_steps])
+        if self.drafters:
+            self._draft([search for search in searches if search.num_steps])
         for model in dict.fromkeys(model for search in searches for model in self._models_of(search.params)):
             forests = [forest for search in searches for forest in self._forests[search] if forest.model is model]
             attends = model is self.model and any(search.params.reads_attention for search in searches)
@@ -208,12 +209,11 @@ class BeamSearch:
             going = self._advance(going)
         for search in ready:
             search.num_passes += 1
-            if search in self._paces:
-                self._paces[search].note(search.num_steps - before[search])
+            self._paces[search].note(search.num_steps - before[search])
             self._settle(search)
         return [search for search in ready if search not in self._forests]
 
-    def _draft(self, drafter: BeamDrafter, searches: Sequence[SequenceSearch]) -> None:
+    def _draft(self, searches: Sequence[SequenceSearch]) -> None:
         """Append drafts to the trees of all models of each search."""
         depths = {}
         for search in searches:
@@ -223,10 +223,11 @@ class BeamSearch:
                 depths[search] = depth
         if not depths:
             return
-        for search, drafts in zip(depths, drafter.propose(depths), strict=True):
+        proposals = zip(*(drafter.propose(depths) for drafter in self.drafters), strict=True)
+        for search, drafts in zip(depths, proposals, strict=True):
             for place, forest in enumerate(self._forests[search]):
                 remaining = MAX_NODES
-                for beam, tree in drafts:
+                for beam, tree in itertools.chain(*drafts):
                     remaining -= forest.graft(beam.tips[place], tree, remaining, search.ends)
                 if place == 0:
                     search.num_drafted += MAX_NODES - remaining
@@ -251,11 +252,13 @@ class BeamSearch:
                 search.error = error
         return going
 
+    def _draft_forests(self, search: SequenceSearch) -> list[Forest]:
+        return [forest for drafter in self.drafters for forest in drafter.forests(search)]
+
     def _extend(self, search: SequenceSearch) -> None:
         """Append the newest token of every live beam to the trees."""
         beams = search.live
-        drafting = () if self.drafter is None else self.drafter.forests(search)
-        for forests, name in ((self._forests[search], "tips"), (drafting, "draft_tips")):
+        for forests, name in ((self._forests[search], "tips"), (self._draft_forests(search), "draft_tips")):
             grown = [
                 forest.extend([(getattr(beam, name)[place], beam.tokens[-1]) for beam in beams])
                 for place, forest in enumerate(forests)
@@ -273,7 +276,6 @@ class BeamSearch:
         beams = search.live
         for place, forest in enumerate(forests):
             forest.settle([beam.tips[place] for beam in beams])
-        if self.drafter is not None:
-            for place, forest in enumerate(self.drafter.forests(search)):
-                forest.settle([beam.draft_tips[place] for beam in beams])
+        for place, forest in enumerate(self._draft_forests(search)):
+            forest.settle([beam.draft_tips[place] for beam in beams])
         self.stats.most_slots = max(self.stats.most_slots, *(len(forest.trunks) for forest in forests))

@@ -52,7 +52,7 @@ class BeamSearcher:
     ) -> list[BeamResult]:
         """Search prompts as one batch; arguments as for `LLM.beam_search`."""
         # not imported by starts that search nothing
-        from draftree.beam.drafting import beam_drafter
+        from draftree.beam.drafting import beam_drafters
         from draftree.beam.search import BeamSearch
 
         require_decoder_options(decoder)
@@ -63,7 +63,7 @@ class BeamSearcher:
             self.model,
             end_ids=self.end_ids,
             decode_after=decoder_of(self.tokenizer),
-            drafter=beam_drafter(draft, target=self.model, tokenizer=self.tokenizer, load=self.companion),
+            drafters=beam_drafters(draft, target=self.model, tokenizer=self.tokenizer, load=self.companion),
             on_step=on_step,
         )
         return search.run(openings, _params(params, len(openings)))

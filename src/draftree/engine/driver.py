@@ -33,6 +33,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, final
 
 from draftree.core.errors import EngineClosedError, QueueFullError, RankError
@@ -66,16 +67,16 @@ class Background(ABC):
 
 
 @final
+@dataclass
 class TimeShare:
     """Division of a thread's time: background work gets at most as much time as rounds.
 
     The longest delay of a round is one step of the work. Time that the work does not use is not kept for later.
     """
 
-    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._clock = clock
-        self._start = 0.0
-        self.ahead = 0.0  # seconds that the work has had more than the rounds since
+    clock: Clock = SYSTEM_CLOCK
+    ahead: float = 0.0  # seconds that the work has had more than the rounds since
+    _start: float = 0.0
 
     @property
     def may_work(self) -> bool:
@@ -83,14 +84,14 @@ class TimeShare:
 
     def begin(self) -> None:
         """Note the beginning of a round or of a step of the work."""
-        self._start = self._clock()
+        self._start = self.clock()
 
     def end_round(self) -> None:
-        self.ahead = max(0.0, self.ahead - (self._clock() - self._start))
+        self.ahead = max(0.0, self.ahead - (self.clock() - self._start))
 
     def end_work(self, *, is_alone: bool) -> None:
         """Note the end of a step of the work; it costs nothing if there were no rounds to delay."""
-        self.ahead = 0.0 if is_alone else self.ahead + self._clock() - self._start
+        self.ahead = 0.0 if is_alone else self.ahead + self.clock() - self._start
 
 
 FORKED = (

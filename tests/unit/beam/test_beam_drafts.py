@@ -11,7 +11,7 @@ import pytest
 
 from beam_oracles import target
 from draftree import LLM
-from draftree.beam.drafting import MAX_DEPTH, BeamDrafter, Draft, ModelBeams, Pace, RunnersUp, SeveralDrafters
+from draftree.beam.drafting import MAX_DEPTH, BeamDrafter, Draft, ModelBeams, Pace, RunnersUp
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
 from draftree.beam.search import BeamSearch
@@ -42,20 +42,20 @@ class RandomDrafts(BeamDrafter):
         return TokenTree(tuple(self._random.randrange(VOCAB) for _ in range(count)), tuple(parents))
 
 
-def drafters(table: Any) -> dict[str, BeamDrafter]:
+def drafters(table: Any) -> dict[str, list[BeamDrafter]]:
     return {
-        "oracle": ModelBeams(TableLM(table)),
-        "near": ModelBeams(TableLM(near(table, 7, distance=0.3))),
-        "random": RandomDrafts(5),
-        "runners-up": RunnersUp(),
-        "several": SeveralDrafters([RandomDrafts(6), RunnersUp(), ModelBeams(TableLM(near(table, 8, distance=0.1)))]),
+        "oracle": [ModelBeams(TableLM(table))],
+        "near": [ModelBeams(TableLM(near(table, 7, distance=0.3)))],
+        "random": [RandomDrafts(5)],
+        "runners-up": [RunnersUp()],
+        "several": [RandomDrafts(6), RunnersUp(), ModelBeams(TableLM(near(table, 8, distance=0.1)))],
     }
 
 
 def run(
-    model: LanguageModel, params: BeamSearchParams, drafter: BeamDrafter | None, **given: Any
+    model: LanguageModel, params: BeamSearchParams, *drafters: BeamDrafter, **given: Any
 ) -> tuple[list[BeamResult], BeamSearch]:
-    searcher = BeamSearch(model, end_ids=ENDS, drafter=drafter, **given)
+    searcher = BeamSearch(model, end_ids=ENDS, drafters=drafters, **given)
     found = searcher.run(PROMPTS, [params] * len(PROMPTS))
     assert model.num_open == 0
     return found, searcher
@@ -104,7 +104,7 @@ def undrafted(strategy: str, seed: int) -> tuple[Table, BeamSearchParams, list[B
     penalty, limit = LENGTHS[seed]
     given = {"max_new_tokens": limit, "length_penalty": penalty, **STRATEGIES[strategy]}
     params = BeamSearchParams(num_return_sequences=given["beam_width"], **given)
-    return table, params, run(TableLM(table), params, None)[0]
+    return table, params, run(TableLM(table), params)[0]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -113,7 +113,7 @@ def test_drafts_are_invisible(strategy: str, name: str) -> None:
     saved = 0
     for seed in range(len(LENGTHS)):
         table, params, expected = undrafted(strategy, seed)
-        found, _ = run(TableLM(table), params, drafters(table)[name])
+        found, _ = run(TableLM(table), params, *drafters(table)[name])
         same(found, expected)
         saved += sum(one.num_steps - one.num_passes for one in found)
         assert all(one.num_passes <= one.num_steps for one in found)
@@ -131,7 +131,7 @@ def test_drafts_are_invisible_for_every_stop_rule_and_capacity(early_stopping: b
         params = BeamSearchParams(
             beam_width=width, num_return_sequences=width, max_new_tokens=25, early_stopping=early_stopping
         )
-        expected, _ = run(TableLM(table), params, None)
+        expected, _ = run(TableLM(table), params)
         for capacity in (None, 1, 3, 20):
             drafter = ModelBeams(TableLM(near(table, 9, distance=0.2)))
             found, searcher = run(TableLM(table), params, drafter, capacity=capacity)
@@ -177,7 +177,7 @@ def test_what_was_scored_is_kept() -> None:
 
     params = BeamSearchParams(beam_width=4, num_return_sequences=4, max_new_tokens=40)
     model = TableLM(table)
-    expected, _ = run(model, params, None)
+    expected, _ = run(model, params)
     found, _ = run(model, params, Partly())
     same(found, expected)
     assert sum(one.num_passes for one in found) < sum(one.num_steps for one in found)
@@ -194,7 +194,7 @@ def test_options_without_a_bound_are_refused(name: str) -> None:
     params = BeamSearchParams(**{name: -0.5}, **needed[name])
     model = TableLM(hashed(VOCAB, 0))
     with pytest.raises(InvalidRequestError, match=name) as caught:
-        BeamSearch(model, drafter=RunnersUp()).run([[1]], [params])
+        BeamSearch(model, drafters=[RunnersUp()]).run([[1]], [params])
     assert caught.value.param == name
     BeamSearch(model).run([[1]], [params])
     assert model.num_open == 0
@@ -206,14 +206,14 @@ def test_models_with_chains_only_are_refused() -> None:
         (TableLM(hashed(VOCAB, 0)), {"models": [TableLM(hashed(VOCAB, 0), supports_trees=False)]}),
     ):
         with pytest.raises(InvalidRequestError, match="chains only"):
-            BeamSearch(model, drafter=RunnersUp()).run([[1]], [BeamSearchParams(**given)])
+            BeamSearch(model, drafters=[RunnersUp()]).run([[1]], [BeamSearchParams(**given)])
 
 
 def test_errors_close_the_slots_of_the_drafter() -> None:
     table = hashed(VOCAB, 0)
     model, drafter = TableLM(lambda ids: table(ids) * (float("nan") if len(ids) > 6 else 1.0)), TableLM(table)
     with pytest.raises(NonFiniteLogitsError):
-        BeamSearch(model, drafter=ModelBeams(drafter)).run(PROMPTS, [BeamSearchParams(max_new_tokens=20)] * 3)
+        BeamSearch(model, drafters=[ModelBeams(drafter)]).run(PROMPTS, [BeamSearchParams(max_new_tokens=20)] * 3)
     assert model.num_open == 0 == drafter.num_open
 
 
@@ -241,7 +241,7 @@ def test_equal_on_models_through_torch(family: str, width: int) -> None:
     """Rows of trees of other sizes round in their last bits, so scores are close and not always equal."""
     model = target(family)
     params = BeamSearchParams(beam_width=width, num_return_sequences=width, max_new_tokens=16, length_penalty=0.7)
-    expected, _ = run(model, params, None)
+    expected, _ = run(model, params)
     for drafter in (ModelBeams(target(family)), ModelBeams(target(family, 1)), RunnersUp()):
         found, _ = run(model, params, drafter)
         for one, two in zip(found, expected, strict=True):
