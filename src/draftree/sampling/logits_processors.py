@@ -412,10 +412,10 @@ def _ban_places(scores: Tensor, source: Tensor, contexts: Tensor) -> Tensor:
     """
     groups, members, last = contexts.shape
     num_windows = source.shape[1] - last
-    found = torch.ones(groups, members, num_windows, dtype=torch.bool, device=source.device)
+    matches = torch.ones(groups, members, num_windows, dtype=torch.bool, device=source.device)
     if last:
-        found = contexts[:, :, -1:] == source[:, None, last - 1 : last - 1 + num_windows]
-    places = found.view(-1).nonzero()[:, 0]
+        matches = contexts[:, :, -1:] == source[:, None, last - 1 : last - 1 + num_windows]
+    places = matches.view(-1).nonzero()[:, 0]
     rows = places // num_windows
     first, group = places - rows * num_windows, rows // members
     ids = source[group, first + last]
@@ -431,9 +431,9 @@ def _ban_followers(scores: Tensor, source: Tensor, contexts: Tensor) -> Tensor:
     groups, members, last = contexts.shape
     num_windows = source.shape[1] - last
     ids = source[:, last:]
-    found = (ids < scores.shape[1])[:, None].expand(groups, members, num_windows)
+    matches = (ids < scores.shape[1])[:, None].expand(groups, members, num_windows)
     for column in range(last):
-        found = found & (contexts[:, :, column : column + 1] == source[:, None, column : column + num_windows])
-    targets = ids.long()[:, None].masked_fill(~found, 0).view(-1, num_windows)
-    limits = scores.new_full((), math.inf).expand(found.shape).masked_fill(found, -math.inf).view(-1, num_windows)
+        matches = matches & (contexts[:, :, column : column + 1] == source[:, None, column : column + num_windows])
+    targets = ids.long()[:, None].masked_fill(~matches, 0).view(-1, num_windows)
+    limits = scores.new_full((), math.inf).expand(matches.shape).masked_fill(matches, -math.inf).view(-1, num_windows)
     return scores.scatter_reduce_(1, targets, limits, "amin")

@@ -452,13 +452,13 @@ class SamplingParams:
                 "leave one of them out, or use stop_token_ids",
                 param="stop",
             )
-        given = [name for name in _CONSTRAINTS if getattr(self, name) is not None]
-        if len(given) > 1:
+        names = [name for name in _CONSTRAINTS if getattr(self, name) is not None]
+        if len(names) > 1:
             raise InvalidRequestError(
-                f"{given[0]} and {given[1]} were given, and only one is allowed: keep one", param=given[1]
+                f"{names[0]} and {names[1]} were given, and only one is allowed: keep one", param=names[1]
             )
-        if given:
-            require_extra("grammar", f"{given[0]} needs", error=partial(InvalidRequestError, param=given[0]))
+        if names:
+            require_extra("grammar", f"{names[0]} needs", error=partial(InvalidRequestError, param=names[0]))
 
     def resolved(self, defaults: Sampling = NEUTRAL) -> Self:
         """Return the parameters with a model's defaults in place of those that are not given.
@@ -473,14 +473,14 @@ class SamplingParams:
     @property
     def sampling(self) -> Sampling:
         """The values of the parameters for which a model may have defaults, as far as they are given."""
-        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(Sampling)}
-        return Sampling(**{name: value for name, value in given.items() if value is not None})
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(Sampling)}
+        return Sampling(**{name: value for name, value in values.items() if value is not None})
 
     @property
     def constraint(self) -> tuple[str, str] | None:
         """The kind (`json_schema`, `regex` or `grammar`) and the text of the grammar; None if there is none."""
-        given = ((name, getattr(self, name)) for name in _CONSTRAINTS)
-        return next(((name, text) for name, text in given if text is not None), None)
+        values = ((name, getattr(self, name)) for name in _CONSTRAINTS)
+        return next(((name, text) for name, text in values if text is not None), None)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

@@ -21,14 +21,14 @@ def languages_of(backend: Any) -> dict[str, int]:
     """
     if not hasattr(backend, "src_lang"):
         return {}
-    found: dict[str, int] = {}
+    languages: dict[str, int] = {}
     for token, content in _special_tokens(backend).items():
         underlined = UNDERLINED.fullmatch(content)
         if underlined is not None:
-            found[underlined[1]] = token
+            languages[underlined[1]] = token
         elif WITH_PLACE.fullmatch(content):
-            found[content] = token
-    return found
+            languages[content] = token
+    return languages
 
 
 def _special_tokens(backend: Any) -> dict[int, str]:

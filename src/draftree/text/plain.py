@@ -75,8 +75,8 @@ class PlainBackend:
 
     @property
     def added_tokens_decoder(self) -> dict[int, Any]:
-        found: dict[int, Any] = self.backend_tokenizer.get_added_tokens_decoder()
-        return found
+        added: dict[int, Any] = self.backend_tokenizer.get_added_tokens_decoder()
+        return added
 
     def get_chat_template(self, *, tools: Any = None) -> str:
         return str(self.chat_template)
@@ -125,23 +125,25 @@ def plain_facts(theirs: Any, folder: Path) -> PlainFacts | None:
 
 
 def _are_alike(ours: PlainBackend, theirs: Any) -> bool:
-    one, other = Tokenizer(ours), Tokenizer(theirs)
+    plain, full = Tokenizer(ours), Tokenizer(theirs)
     tokens = [token.content for token in ours.added_tokens_decoder.values()]
     for text in [*TEXTS, *(f"a{token} {token}{token}b" for token in tokens[:SPECIALS])]:
-        if any(one.encode(text, added) != other.encode(text, added) for added in (True, False)):
+        if any(plain.encode(text, added) != full.encode(text, added) for added in (True, False)):
             return False
-        if one.encode_literally(text) != other.encode_literally(text):
+        if plain.encode_literally(text) != full.encode_literally(text):
             return False
     # after the texts, whose encoding makes transformers turn truncation and padding off
     if ours.backend_tokenizer.to_str() != theirs.backend_tokenizer.to_str():
         return False
-    choose, size = random.Random(5), len(one.vocabulary())
+    choose, size = random.Random(5), len(plain.vocabulary())
     for _ in range(SEQUENCES):
         ids = [choose.randrange(size) for _ in range(LENGTH)]
-        if any(one.decode(ids, skipped) != other.decode(ids, skipped) for skipped in (True, False)):
+        if any(plain.decode(ids, skipped) != full.decode(ids, skipped) for skipped in (True, False)):
             return False
     names = ("eos_token_id", "bos_token_id", "ignored_ids", "special_ids", "has_chat_template")
-    return one.vocabulary() == other.vocabulary() and all(getattr(one, name) == getattr(other, name) for name in names)
+    return plain.vocabulary() == full.vocabulary() and all(
+        getattr(plain, name) == getattr(full, name) for name in names
+    )
 
 
 def _render_alike(ours: PlainBackend, theirs: Any) -> bool:

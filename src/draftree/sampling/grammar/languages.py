@@ -48,17 +48,17 @@ def complement(ranges: Ranges) -> Ranges:
     return intersection(tuple(pair for pair in zip(starts, ends, strict=True) if pair[0] <= pair[1]), EVERY)
 
 
-def intersection(one: Ranges, other: Ranges) -> Ranges:
+def intersection(left: Ranges, right: Ranges) -> Ranges:
     """Return the characters in both."""
     common = []
     first = 0
     second = 0
-    while first < len(one) and second < len(other):
-        low = max(one[first][0], other[second][0])
-        high = min(one[first][1], other[second][1])
+    while first < len(left) and second < len(right):
+        low = max(left[first][0], right[second][0])
+        high = min(left[first][1], right[second][1])
         if low <= high:
             common.append((low, high))
-        if one[first][1] < other[second][1]:
+        if left[first][1] < right[second][1]:
             first += 1
         else:
             second += 1

@@ -77,7 +77,7 @@ class LiteralEncoder:
         numbers = {token: number for number, token in enumerate(tokens)}
 
         def marked(content: str, pattern: re.Pattern[str] = self._all_tokens) -> str:
-            return pattern.sub(lambda found: f"{mark}{numbers[found[0]]}{mark}", content)
+            return pattern.sub(lambda match: f"{mark}{numbers[match[0]]}{mark}", content)
 
         marks = re.compile(f"{mark}([0-9]+){mark}")
         for keeps in ("", "assistant"):
@@ -88,7 +88,7 @@ class LiteralEncoder:
                     changed, messages=[*changed.messages[:-1], {**changed.messages[-1], "content": content}]
                 )
             rendered = self._rendered(changed)
-            if rendered is not None and marks.sub(lambda found: tokens[int(found[1])], rendered) == text:
+            if rendered is not None and marks.sub(lambda match: tokens[int(match[1])], rendered) == text:
                 return self._encode_marked(rendered, marks, tokens)
         raise self._refused("the chat template changes a message that has a control token")
 
@@ -103,14 +103,14 @@ class LiteralEncoder:
         aliased = self._aliased(rendered, tokens)
         if ALIAS[0] in rendered or self._second(aliased) != expected:
             raise self._refused("this tokenizer cannot spell a control token")
-        ids = self._second(marks.sub(lambda found: tokens[int(found[1])], aliased))
+        ids = self._second(marks.sub(lambda match: tokens[int(match[1])], aliased))
         if self._controls(ids) != self._controls(expected):
             raise self._refused("this tokenizer cannot spell a control token")
         return ids
 
     def _aliased(self, text: str, tokens: list[str]) -> str:
         numbers = {token: number for number, token in enumerate(tokens)}
-        return self._all_tokens.sub(lambda found: ALIAS.format(numbers[found[0]]), text)
+        return self._all_tokens.sub(lambda match: ALIAS.format(numbers[match[0]]), text)
 
     def _second(self, text: str) -> list[int]:
         tokenizer, ids = self._second_tokenizer

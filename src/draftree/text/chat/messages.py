@@ -280,17 +280,17 @@ def _require_plain(value: object, what: str) -> None:
         if depth > MAX_DEPTH:
             raise InvalidRequestError(f"{what} is nested deeper than {MAX_DEPTH} levels: flatten it.")
         inner: list[Any] = []
-        for one in level:
-            if isinstance(one, Mapping):
-                inner += [*one, *one.values()]
-                if not all(isinstance(key, str) for key in one):
+        for part in level:
+            if isinstance(part, Mapping):
+                inner += [*part, *part.values()]
+                if not all(isinstance(key, str) for key in part):
                     raise InvalidRequestError(f"{what} has a key that is not text: use text keys.")
-            elif isinstance(one, list | tuple):
-                inner += one
-            elif isinstance(one, str):
-                require_unicode(one, what)
-            elif one is not None and not isinstance(one, bool | int | float):
-                raise InvalidRequestError(f"{what} has a value of type {type(one).__name__}: use JSON values.")
+            elif isinstance(part, list | tuple):
+                inner += part
+            elif isinstance(part, str):
+                require_unicode(part, what)
+            elif part is not None and not isinstance(part, bool | int | float):
+                raise InvalidRequestError(f"{what} has a value of type {type(part).__name__}: use JSON values.")
         level = inner
 
 

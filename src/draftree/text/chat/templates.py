@@ -95,12 +95,12 @@ def text_size(value: Any) -> int:
     """Return the size of a value converted to text, with all its nested values."""
     total, visits, todo = 0, 0, [value]
     while todo:
-        one = todo.pop()
-        total, visits = total + size_of(one), visits + 1
-        if isinstance(one, Mapping):
-            todo += [*one.keys(), *one.values()]
-        elif isinstance(one, CONTAINERS):
-            todo += one
+        part = todo.pop()
+        total, visits = total + size_of(part), visits + 1
+        if isinstance(part, Mapping):
+            todo += [*part.keys(), *part.values()]
+        elif isinstance(part, CONTAINERS):
+            todo += part
         if visits > MAX_VISITS:  # nested lists may contain each other
             raise LimitError(f"it visits more than {MAX_VISITS} nested values at once")
     return total
@@ -116,9 +116,9 @@ def cost_of_operator(operator: str, left: Any, right: Any) -> int:
             raise LimitError(f"it computes a number of more than {MAX_BITS} bits")
         return 1
     if operator == "*":
-        for one, count in ((left, right), (right, left)):
-            if isinstance(one, (*TEXTS, *LISTS)) and isinstance(count, int):
-                return size_of(one) * max(0, count)
+        for operand, count in ((left, right), (right, left)):
+            if isinstance(operand, (*TEXTS, *LISTS)) and isinstance(count, int):
+                return size_of(operand) * max(0, count)
     if operator == "-":  # the difference of two sets
         return text_size(left) + text_size(right)
     return size_of(left) + size_of(right)
@@ -227,8 +227,8 @@ def _cost_of_join(values: Any, between: Any) -> int:
 
 def _numbers(values: Sequence[Any]) -> list[int]:
     """The integers among values, and in lists among them."""
-    flat = [one for value in values for one in (value if isinstance(value, LISTS) else [value])]
-    return [abs(one) for one in flat if isinstance(one, int) and not isinstance(one, bool)]
+    flat = [item for value in values for item in (value if isinstance(value, LISTS) else [value])]
+    return [abs(item) for item in flat if isinstance(item, int) and not isinstance(item, bool)]
 
 
 def _number(value: int) -> int:
