@@ -105,16 +105,16 @@ def refuse_given(options: Mapping[str, object], reason: str) -> None:
         refuse(value not in DEFAULTS, f"--{name.replace('_', '-')}", reason)
 
 
-def show_diagnosis(found: Diagnosis) -> None:
-    show(f"Model {found.model.name}", model_lines(found.model))
-    if found.draft is not None:
-        show(f"Drafter {found.draft.spec}", draft_lines(found.draft))
-    show("Memory", memory_lines(found, found.memory))
-    if found.speeds is not None:
-        show("Speed", speed_lines(found))
-        show_passes(found)
+def show_diagnosis(diagnosis: Diagnosis) -> None:
+    show(f"Model {diagnosis.model.name}", model_lines(diagnosis.model))
+    if diagnosis.draft is not None:
+        show(f"Drafter {diagnosis.draft.spec}", draft_lines(diagnosis.draft))
+    show("Memory", memory_lines(diagnosis, diagnosis.memory))
+    if diagnosis.speeds is not None:
+        show("Speed", speed_lines(diagnosis))
+        show_passes(diagnosis)
     typer.echo("What to expect")
-    for sentence in found.expectations:
+    for sentence in diagnosis.expectations:
         typer.echo(f"  * {sentence}.")
 
 
@@ -125,29 +125,29 @@ def show(title: str, lines: Lines) -> None:
     typer.echo()
 
 
-def machine_lines(found: MachineReport) -> Lines:
-    facts, versions = found.facts, found.versions
+def machine_lines(machine: MachineReport) -> Lines:
+    facts, versions = machine.facts, machine.versions
     yield "versions", ", ".join(f"{name} {value}" for name, value in versions.items() if name in SHOWN and value)
     memory = facts["memory_gib"]
-    yield "processor", f"{facts['cpu']}, {facts['usable_cores']} of {facts['cores']} cores, {found.threads} threads"
-    yield "threads", thread_line(found)
+    yield "processor", f"{facts['cpu']}, {facts['usable_cores']} of {facts['cores']} cores, {machine.threads} threads"
+    yield "threads", thread_line(machine)
     yield "instructions", " ".join(facts["cpu_flags"]) or "none of the relevant ones"
-    yield "bfloat16", "native instructions" if found.native_bfloat16 else "not native: float32 is faster"
-    if found.caches:
-        yield "caches", ", ".join(size(count) for count in found.caches)
-    free = "" if found.free_bytes is None else f"{size(found.free_bytes)} free"
+    yield "bfloat16", "native instructions" if machine.native_bfloat16 else "not native: float32 is faster"
+    if machine.caches:
+        yield "caches", ", ".join(size(count) for count in machine.caches)
+    free = "" if machine.free_bytes is None else f"{size(machine.free_bytes)} free"
     yield "memory", ", ".join(part for part in ("" if memory is None else f"{memory} GiB", free) if part)
-    yield "devices", ", ".join(found.devices)
-    yield "compiler", found.compiler or "none"
-    yield "native kernels", found.instructions or f"not here: {found.why_not_native}"
+    yield "devices", ", ".join(machine.devices)
+    yield "compiler", machine.compiler or "none"
+    yield "native kernels", machine.instructions or f"not here: {machine.why_not_native}"
 
 
-def thread_line(found: MachineReport) -> str:
+def thread_line(machine: MachineReport) -> str:
     """Return the choice of threads, its reasons, and the processors of `--affinity auto`."""
-    processors, choice = found.processors, found.choice
+    processors, choice = machine.processors, machine.choice
     where = f"{processors.num_cores} cores in {processors.num_nodes} memory node{'s' * (processors.num_nodes > 1)}"
     reasons = f" ({'; '.join(choice.reasons)})" if choice.reasons else ""
-    in_use = "" if found.threads == choice.threads else f", {found.threads} in use"
+    in_use = "" if machine.threads == choice.threads else f", {machine.threads} in use"
     automatic = ranges(choice.processors) or "none"
     return f"{choice.threads} chosen for {where}{reasons}{in_use}; --affinity auto: {automatic}"
 
@@ -201,36 +201,36 @@ def draft_lines(draft: DraftReport) -> Lines:
         yield "problem", draft.problem
 
 
-def memory_lines(found: Diagnosis, memory: SlotEstimate) -> Lines:
-    target = found.model.footprint
+def memory_lines(diagnosis: Diagnosis, memory: SlotEstimate) -> Lines:
+    target, length = diagnosis.model.footprint, diagnosis.length
     yield "weights", f"{size(target.weights)}, loaded"
-    yield "keys, values", f"{size(target.token)} per token, {size(target.token * found.length)} for {found.length:,}"
-    nodes = 0 if found.draft is None else found.draft.nodes
+    yield "keys, values", f"{size(target.token)} per token, {size(target.token * length)} for {length:,}"
+    nodes = 0 if diagnosis.draft is None else diagnosis.draft.nodes
     yield "logits", f"{size(target.logits)} per row, {1 + nodes} rows per round and slot"
-    yield "a slot", f"{size(memory.slot_bytes)} for {found.length:,} tokens, including its drafters"
+    yield "a slot", f"{size(memory.slot_bytes)} for {length:,} tokens, including its drafters"
     if memory.graph_bytes:
         yield "graphs", f"{size(memory.graph_bytes)} at most for outputs of captured graphs"
     free = "an unknown amount of free memory" if memory.free_bytes is None else f"{size(memory.free_bytes)} free"
     yield "fits", f"{memory.num_slots:,} slots into {size(memory.sequence_bytes)} available to sequences, of {free}"
 
 
-def speed_lines(found: Diagnosis) -> Lines:
-    assert found.speeds is not None
-    speeds = found.speeds
+def speed_lines(diagnosis: Diagnosis) -> Lines:
+    assert diagnosis.speeds is not None
+    speeds = diagnosis.speeds
     buffer = f"a buffer of {size(speeds.buffer_bytes)}, {speeds.threads} threads, by {speeds.how}"
     yield "reading", f"{speeds.read_bytes_per_second / 1e9:.1f} GB/s ({buffer})"
     for kind, peak in speeds.operations_per_second.items():
         yield kind, "cannot be measured" if peak is None else f"{peak / 1e9:,.0f} billion operations/s"
-    if found.draft_pass_seconds is not None:
-        yield "drafter", f"{1e3 * found.draft_pass_seconds:.2f} ms for a pass over one token"
+    if diagnosis.draft_pass_seconds is not None:
+        yield "drafter", f"{1e3 * diagnosis.draft_pass_seconds:.2f} ms for a pass over one token"
 
 
-def show_passes(found: Diagnosis) -> None:
+def show_passes(diagnosis: Diagnosis) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     for heading in ("  tokens in a pass", "ms", "floor ms", "x floor", "x one token"):
         table.add_column(heading, justify="right")
-    one = found.passes[0].seconds
-    for entry in found.passes:
+    one = diagnosis.passes[0].seconds
+    for entry in diagnosis.passes:
         cells: Sequence[float] = (1e3 * entry.seconds, 1e3 * entry.floor_seconds, entry.seconds / entry.floor_seconds)
         table.add_row(str(entry.rows), *(f"{cell:.2f}" for cell in cells), f"{entry.seconds / one:.2f}")
     wide_console(WIDTH).print(table)

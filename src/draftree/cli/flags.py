@@ -111,35 +111,35 @@ def flag_for(name: str, hint: Any, default: Any, text: str) -> Flag:
 
 
 def read_optional(kind: type) -> Callable[[Any], Any]:
-    def read(given: str) -> Any:
-        if given.lower() == NO_VALUE:
+    def read(text: str) -> Any:
+        if text.lower() == NO_VALUE:
             return None
         try:
-            return kind(given)
+            return kind(text)
         except ValueError:
             number = "whole number" if kind is int else "number"
-            raise ValueError(f"'{given}' is neither a {number} nor '{NO_VALUE}'") from None
+            raise ValueError(f"'{text}' is neither a {number} nor '{NO_VALUE}'") from None
 
     return read
 
 
-def read_file(given: Path | None) -> str | None:
+def read_file(path: Path | None) -> str | None:
     try:
-        return None if given is None else given.read_text(encoding="utf-8-sig")
+        return None if path is None else path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = "is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else f"cannot be read: {error.strerror}"
-        raise ValueError(f"'{given}' {reason}") from error
+        raise ValueError(f"'{path}' {reason}") from error
 
 
-def read_json_or_file(given: str | None) -> str | None:
-    if given is None or given.lstrip().startswith("{"):
-        return given
-    return read_file(Path(given))
+def read_json_or_file(text: str | None) -> str | None:
+    if text is None or text.lstrip().startswith("{"):
+        return text
+    return read_file(Path(text))
 
 
-def read_pairs(given: Sequence[str]) -> dict[int, float] | None:
+def read_pairs(texts: Sequence[str]) -> dict[int, float] | None:
     pairs: dict[int, float] = {}
-    for text in given:
+    for text in texts:
         key, _, value = text.partition("=")
         try:
             token, number = int(key), float(value)

@@ -198,8 +198,8 @@ def refuse_repeated(command: Any, ctx: Any, args: Sequence[str]) -> None:
     """Refuse a repeated single-value option, of which the parser would silently keep the last value."""
     if ctx.resilient_parsing:
         return
-    _, _, given = command.make_parser(ctx).parse_args(args=list(args))
-    for parameter, count in Counter(given).items():
+    _, _, parameters = command.make_parser(ctx).parse_args(args=list(args))
+    for parameter, count in Counter(parameters).items():
         holds_one = parameter.param_type_name == "option" and not parameter.multiple and not parameter.is_eager
         if holds_one and count > 1:
             raise typer.BadParameter(f"it is given {count} times: give it once", ctx=ctx, param=parameter)

@@ -100,9 +100,9 @@ def cards(registry: Registry[Any]) -> list[MethodCard]:
 
 
 def card_of(method: Method, *, states_lossless: bool) -> MethodCard:
-    found = find_spec(method.module)
-    assert found is not None, "a method was found by its file"
-    body, config = class_and_config(ast.parse(Path(str(found.origin)).read_text(encoding="utf-8")))
+    spec = find_spec(method.module)
+    assert spec is not None, "a method was found by its file"
+    body, config = class_and_config(ast.parse(Path(str(spec.origin)).read_text(encoding="utf-8")))
     lines = [] if config is None else config.body
     options = tuple(option_of(line) for line in lines if isinstance(line, ast.AnnAssign))
     return MethodCard(method.name, method.summary, is_lossless(body) if states_lossless else None, options)
@@ -115,7 +115,7 @@ def class_and_config(tree: ast.Module) -> tuple[ast.ClassDef, ast.ClassDef | Non
         for inner in outer.body:
             if isinstance(inner, ast.ClassDef) and inner.name == "Config":
                 return outer, inner
-    return next(own for own in classes if any(ast.unparse(use) == "final" for use in own.decorator_list)), None
+    return next(node for node in classes if any(ast.unparse(use) == "final" for use in node.decorator_list)), None
 
 
 def is_lossless(verifier: ast.ClassDef) -> bool:

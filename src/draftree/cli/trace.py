@@ -32,12 +32,12 @@ def show(
     from draftree.engine.trace import read_trace
     from draftree.lab.analysis.export import summary
 
-    found = summary(read_trace(file))
+    facts = summary(read_trace(file))
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(facts))
         return
-    for name, value in found.items():
-        shown = ", ".join(f"{key} {one}" for key, one in value.items()) if isinstance(value, dict) else value
+    for name, value in facts.items():
+        shown = ", ".join(f"{key} {each}" for key, each in value.items()) if isinstance(value, dict) else value
         typer.echo(f"{name.replace('_', ' '):<18}{shown}")
 
 

@@ -182,15 +182,15 @@ def prepare(capture: Capture, settings: CaptureSettings, output: Path) -> None:
     """Print what is there and what is still to be done, and check that the disk has room."""
     from draftree.train.data.capture import estimate, require_disk
 
-    found = capture.found(output)
-    if found is not None:
-        note(f"'{output}' holds {found.num_texts:,} texts with {found.num_tokens:,} tokens: continued")
+    stored = capture.found(output)
+    if stored is not None:
+        note(f"'{output}' holds {stored.num_texts:,} texts with {stored.num_tokens:,} tokens: continued")
     sources = ", ".join(f"{source.name} ({source.count:,})" for source in capture.recipe.prompts)
     layers = ", ".join(map(str, capture.recipe.features)) or "none"
     note(f"prompts: {sources}; layers {layers}; teacher {settings.teacher}; {capture.row_bytes:,} bytes per token")
     if not capture.recipe.exact:
         note("passes of this model depend on the batch in their last digits: another batch size may give other texts")
-    done = (0, 0) if found is None else (found.next_prompt, found.num_tokens)
+    done = (0, 0) if stored is None else (stored.next_prompt, stored.num_tokens)
     sized = estimate(capture, settings, done_prompts=done[0], done_tokens=done[1])
     note(str(sized))
     require_disk(output, sized.num_bytes)
@@ -204,8 +204,8 @@ def run(capture: Capture, settings: CaptureSettings, output: Path) -> None:
     except KeyboardInterrupt:
         from draftree.train.data.shards import Manifest
 
-        found = Manifest.read(output)
-        note(f"interrupted: {found.num_texts:,} texts are stored; the same command continues")
+        stored = Manifest.read(output)
+        note(f"interrupted: {stored.num_texts:,} texts are stored; the same command continues")
         raise typer.Exit(INTERRUPTED) from None
     skipped = "".join(f", {count:,} skipped ({reason})" for reason, count in manifest.skipped.items())
     say(f"{output}: {manifest.num_texts:,} texts, {manifest.num_tokens:,} tokens{skipped}\n")

@@ -189,11 +189,11 @@ def measure(search: DraftSearch) -> bool:
 
 def say_differences(search: DraftSearch) -> None:
     """Print whether all texts were equal to those of plain decoding."""
-    found = [one for one in search.contest.standings() if one.differing]
-    if not found:
+    differing = [standing for standing in search.contest.standings() if standing.differing]
+    if not differing:
         say("all texts are equal to those of plain decoding\n")
         return
-    names = ", ".join(f"{one.candidate.name} ({one.differing} of {one.texts})" for one in found)
+    names = ", ".join(f"{standing.candidate.name} ({standing.differing} of {standing.texts})" for standing in differing)
     why = "" if search.contest.is_exact else "; passes through torch may round differently in trees"
     say(f"TEXTS DIFFER from those of plain decoding: {names}{why}\n")
 
@@ -202,24 +202,23 @@ def conclude(search: DraftSearch, *, save: bool) -> bool:
     """Print the fastest drafter, and keep it if wanted; returns whether there is one to keep."""
     from draftree.loading.auto_draft import keep_tuned
 
-    found = search.result()
-    if found is None or found.texts < FEWEST_TEXTS:
+    result = search.result()
+    if result is None or result.texts < FEWEST_TEXTS:
         note(
-            f"not kept: the time ended after {0 if found is None else found.texts} texts, and {FEWEST_TEXTS} are "
+            f"not kept: the time ended after {0 if result is None else result.texts} texts, and {FEWEST_TEXTS} are "
             "needed: give more --minutes; the measurements stay"
         )
         return False
-    name = (
-        "plain decoding" if found.draft == "none" else found.draft + (f" with plan {found.plan}" if found.plan else "")
-    )
+    plan = f" with plan {result.plan}" if result.plan else ""
+    name = "plain decoding" if result.draft == "none" else f"{result.draft}{plan}"
     say(
-        f"fastest: {name}, {found.speedup:.2f} times plain decoding "
-        f"(quartiles {found.spread[0]:.2f}–{found.spread[1]:.2f}, {found.texts} texts)\n"
+        f"fastest: {name}, {result.speedup:.2f} times plain decoding "
+        f"(quartiles {result.spread[0]:.2f}–{result.spread[1]:.2f}, {result.texts} texts)\n"
     )
     if not save:
         say("not kept (--dry-run); the same command without it keeps this result\n")
         return True
-    say(f"kept in {keep_tuned(found)}: --draft auto uses it for this model under the same conditions\n")
+    say(f"kept in {keep_tuned(result)}: --draft auto uses it for this model under the same conditions\n")
     search.forget()
     return True
 
@@ -227,15 +226,16 @@ def conclude(search: DraftSearch, *, save: bool) -> bool:
 def show_kept(model: str | None) -> None:
     from draftree.loading.auto_draft import all_tuned
 
-    found = [one for one in all_tuned() if model in (None, one.model, one.fingerprint)]
-    if not found:
+    results = [result for result in all_tuned() if model in (None, result.model, result.fingerprint)]
+    if not results:
         say(f"nothing is kept{'' if model is None else f' for {model}'}: run 'draftree tune {model or 'MODEL'}'\n")
-    for one in found:
-        plan = "" if one.plan is None else f" with plan {one.plan}"
-        conditions = ", ".join(f"{key} {value}" for key, value in one.conditions.items() if value is not None)
+    for result in results:
+        plan = "" if result.plan is None else f" with plan {result.plan}"
+        conditions = ", ".join(f"{key} {value}" for key, value in result.conditions.items() if value is not None)
+        low, high = result.spread
         say(
-            f"{one.model}: {one.draft}{plan}, {one.speedup:.2f} times plain decoding "
-            f"(quartiles {one.spread[0]:.2f}–{one.spread[1]:.2f}, {one.texts} texts, {one.date})\n  {conditions}\n"
+            f"{result.model}: {result.draft}{plan}, {result.speedup:.2f} times plain decoding "
+            f"(quartiles {low:.2f}–{high:.2f}, {result.texts} texts, {result.date})\n  {conditions}\n"
         )
 
 
