@@ -107,9 +107,12 @@ def check(
         tree_error = (
             max(float((scores[list(b)] - reference.logits[b][1:]).abs().max()) for b in BRANCHES) / reference.spread
         )
-        is_exact = not compares_tokens or all(
-            torch.equal(scores[list(b)], _token_by_token(model, reference, b)) for b in BRANCHES
-        )
+        is_exact = True
+        for nodes in map(list, BRANCHES if compares_tokens else ()):
+            other = _filled(model, reference.prefix)
+            rows = _token_by_token(model, other, [reference.nodes[node] for node in nodes])
+            is_exact &= torch.equal(scores[nodes], rows)
+            model.close(other)
     model.close(slot)
     accepted = TOLERANCE[model.dtype] if tolerance is None else tolerance
     return CheckResult(_comparable(chain_error), _comparable(tree_error), accepted, is_exact)
@@ -185,14 +188,10 @@ def _is_as_alone(model: LanguageModel, slot: Any, pieces: Any, *, job: Extend) -
         way = path(parents, end)
         if not torch.equal(_chain(model, slot, [nodes[node] for node in way]), reference[way]):
             return False
-    length = slot.length
-    for node in path(parents, deepest):
-        row = model.run(Pass([Extend(slot, [nodes[node]], [-1])])).logits.tensor()[0]
-        if not torch.equal(row, reference[node]):
-            return False
-        model.commit(slot, [0])
+    way, length = path(parents, deepest), slot.length
+    rows = _token_by_token(model, slot, [nodes[node] for node in way])
     model.truncate(slot, length)
-    return True
+    return torch.equal(rows, reference[way])
 
 
 def _beside_others(model: LanguageModel, job: Extend) -> Tensor:
@@ -213,14 +212,9 @@ def _chain(model: LanguageModel, slot: Any, tokens: Sequence[int]) -> Tensor:
     return rows
 
 
-def _token_by_token(model: LanguageModel, reference: ReferenceLogits, branch: Sequence[int]) -> Tensor:
-    slot = _filled(model, reference.prefix)
-    rows = []
-    for node in branch:
-        rows.append(model.run(Pass([Extend(slot, [reference.nodes[node]], [-1])])).logits.tensor())
-        model.commit(slot, [0])
-    model.close(slot)
-    return torch.cat(rows)
+def _token_by_token(model: LanguageModel, slot: Any, tokens: Sequence[int]) -> Tensor:
+    """Commit tokens one by one, and return the logits after each, shape (tokens, vocab)."""
+    return torch.cat([_prefilled(model, slot, [token]) for token in tokens])
 
 
 def _comparable(error: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,7 @@ NOTHING = Footprint(weights=0, token=0, logits=0, row=0)  # footprint of no mode
 
 
 def total(footprints: Iterable[Footprint]) -> Footprint:
-    each = list(footprints)
-    sizes = ("weights", "token", "logits", "row", "graphs")
-    return Footprint(**{size: sum(getattr(footprint, size) for footprint in each) for size in sizes})
+    return Footprint(*map(sum, zip(*map(astuple, (NOTHING, *footprints)), strict=True)))
 
 
 def activation_bytes(config: Any, dtype: torch.dtype) -> int:
