@@ -179,7 +179,7 @@ def test_a_layer_without_sublayers_passes_on_what_enters_it(build: Any) -> None:
 
 
 def test_fixed_shapes_capture_through_dynamic_passes() -> None:
-    model = HFModel(fresh("llama"), shapes=Shapes(shortest=32))
+    model = HFModel(fresh("llama"), shapes=Shapes())
     slot = filled(model, PREFIX)
     tree = captured(model, [Extend(slot, TREE, PARENTS)], (0, 1, 2))
     assert torch.allclose(tree, expected_in_tree(peer("llama")), atol=2e-4)

@@ -94,7 +94,7 @@ def subject(name: str) -> Subject:
         )
     if name.startswith("static "):
         family = name.removeprefix("static ")
-        model = HFModel(fresh(family), shapes=Shapes(shortest=32))
+        model = HFModel(fresh(family), shapes=Shapes())
         return Subject(model, functools.partial(rows_of_peer, family))
     if name == "in C":
         return Subject(lower(HFModel(fresh("qwen3", **IN_C))), rows_of_native_peer)

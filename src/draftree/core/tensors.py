@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -16,12 +18,26 @@ def on_host(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
+@functools.cache
+def runs_triton(device: torch.device) -> bool:
+    """Return whether Triton is installed and compiles for a device, a GPU that multiplies bfloat16."""
+    if device.type != "cuda" or find_spec("triton") is None:
+        return False
+    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
 def to_device(values: Any, device: torch.device, *, dtype: torch.dtype = torch.int64) -> Tensor:
     """Return numbers as a tensor on a device; the host does not wait."""
     host = torch.as_tensor(np.asarray(values)).to(dtype)
     if device.type != "cuda":
         return host.to(device)
     return host.pin_memory().to(device, non_blocking=True)
+
+
+def fill(target: Tensor, values: np.ndarray) -> None:
+    """Copy numbers into a tensor on a device; the host does not wait."""
+    host = torch.from_numpy(values)
+    target.copy_(host.pin_memory() if target.device.type == "cuda" else host, non_blocking=True)
 
 
 def synchronize(device: torch.device) -> None:
@@ -41,7 +57,7 @@ def layers_of(hidden: Tensor, columns: Sequence[int]) -> Tensor:
     if list(columns) == list(range(hidden.shape[1])):
         return hidden
     with single_threaded():
-        return hidden[:, list(columns)]
+        return hidden.index_select(1, to_device(columns, hidden.device))
 
 
 def rows_of(hidden: Tensor, rows: Sequence[int]) -> Tensor:
@@ -50,4 +66,4 @@ def rows_of(hidden: Tensor, rows: Sequence[int]) -> Tensor:
     if list(rows) == list(range(first, first + len(rows))):
         return hidden[first : first + len(rows)]
     with single_threaded():
-        return hidden[list(rows)]
+        return hidden.index_select(0, to_device(rows, hidden.device))

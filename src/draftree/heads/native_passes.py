@@ -34,6 +34,7 @@ from draftree.models.native.describe import DTYPES
 from draftree.models.native.logits import NativeLogits, NativeSubset, NativeSubsetLogits
 from draftree.models.native.model import NativeModel
 from draftree.models.native.weights import Weights
+from draftree.models.torch.hf import HFModel
 from draftree.sampling.logits import Logits
 from draftree.sampling.tree_search import FoundTree, TreeSearch, TreeWidths
 
@@ -180,7 +181,8 @@ def passes_of(head: FeatureHead, target: LanguageModel) -> HeadPasses:
             return NativePasses(head, quantization=None if is_exact else "int8")
         except NativeUnavailableError as reason:
             logger.warning("head of kind '%s': kernels: torch (%s)", head.config.kind, reason)
-    return TorchPasses(head, target.device)
+    static = own.static if isinstance(own, HFModel) else None
+    return TorchPasses(head, target.device, None if static is None else static.shapes)
 
 
 @final

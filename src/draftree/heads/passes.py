@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import final
 
@@ -19,12 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftree.core.host import single_threaded
-from draftree.core.tensors import rows_of
+from draftree.core.tensors import rows_of, to_device
 from draftree.heads.base import FeatureHead
 from draftree.models.base import Commit, Extend
 from draftree.models.kv.slots import KVMemory, KVSlot, LayerShape, Leftovers, SlotPool
 from draftree.models.memory import LOGIT_BYTES, Footprint
-from draftree.models.torch.attention import LayerCall, SlotPass, plan_pass
+from draftree.models.torch.attention import LayerCall, plan_pass
+from draftree.models.torch.static import Inputs, Outputs, Rows, Shapes, StaticAttention, StaticPasses
 from draftree.sampling.logits import Logits, SubsetLogits, TensorLogits, TokenSubset
 from draftree.sampling.tree_search import FoundTree, TreeSearch, TreeWidths
 
@@ -80,7 +81,7 @@ class HeadPasses(ABC):
     read at positions whose keys and values are not kept.
     """
 
-    def __init__(self, head: FeatureHead, device: torch.device, leftovers: Leftovers) -> None:
+    def __init__(self, head: FeatureHead, device: torch.device, leftovers: Leftovers, *, num_scratch: int = 0) -> None:
         self.head = head
         self.device = device
         self.dtype = next(head.parameters()).dtype
@@ -89,7 +90,7 @@ class HeadPasses(ABC):
         self.tokens = None if vocabulary.is_full else TokenSubset(vocabulary.ids, vocabulary.vocab_size)
         shape = LayerShape(config.num_kv_heads, config.head_dim, config.head_dim)
         shapes = {STATES: LayerShape(1, config.hidden, 0), **dict.fromkeys(range(config.num_layers), shape)}
-        self.pool = SlotPool(shapes, dtype=self.dtype, device=device, leftovers=leftovers)
+        self.pool = SlotPool(shapes, dtype=self.dtype, device=device, leftovers=leftovers, num_scratch=num_scratch)
 
     @property
     def weight_bytes(self) -> int:
@@ -208,10 +209,40 @@ def joined_before(jobs: Sequence[RowJob]) -> Tensor:
 
 @final
 class TorchPasses(HeadPasses):
-    """Passes that call the head's module."""
+    """Passes that call the head's module.
 
-    def __init__(self, head: FeatureHead, device: torch.device) -> None:
-        super().__init__(head, device, Leftovers.MASKED)
+    `shapes`: limits of static passes, as CUDA graphs if the device has them; None for dynamic passes only.
+    """
+
+    def __init__(self, head: FeatureHead, device: torch.device, shapes: Shapes | None = None) -> None:
+        super().__init__(head, device, Leftovers.MASKED, num_scratch=0 if shapes is None else 1)
+        self._scaling = head.config.head_dim**-0.5
+        self.static = None
+        if shapes is not None:
+            self.static = StaticPasses(
+                self._static_forward,
+                self.pool.memory,
+                device=device,
+                shapes=shapes,
+                min_rows=1,
+                row_bytes=head.config.draft_vocab_size * LOGIT_BYTES,
+                group=head.config.num_heads // head.config.num_kv_heads,
+            )
+
+    @property
+    def footprint(self) -> Footprint:
+        found = super().footprint
+        return found if self.static is None else replace(found, graphs=self.static.most_bytes)
+
+    def _static_forward(
+        self, inputs: Inputs[Tensor], attention: StaticAttention, given: Tensor | None, is_projected: bool
+    ) -> Outputs:
+        assert given is not None, "a row has something before it"
+        before = self.head.project(given) if is_projected else given
+        attend = CallRows(attention.attend_rows, self._scaling)
+        states = self.head.run(inputs.tokens, before, inputs.positions, attend)
+        # logits of all rows, requested ones first
+        return before, states, self.head.logits(states.index_select(0, inputs.requested))
 
     @torch.inference_mode()
     def project(self, features: Tensor) -> Tensor:
@@ -224,12 +255,18 @@ class TorchPasses(HeadPasses):
     @torch.inference_mode()
     def run(self, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]], jobs: Sequence[RowJob]) -> RowResult:
         given = joined_before(jobs)
+        if self.static is not None:
+            rows = [
+                Rows(slot, job.tokens, own, job.positions) for slot, own, job in zip(slots, nodes, jobs, strict=True)
+            ]
+            if self.static.fits(rows):
+                return self._run_static(rows, jobs, given)
         before = self.project(given) if jobs[0].is_projected else given
         starts = [0, *accumulate(len(job.tokens) for job in jobs)]
         order = sorted(range(len(jobs)), key=lambda index: slots[index].index)
         ordered = [jobs[index] for index in order]
-        tokens = torch.tensor([token for job in ordered for token in job.tokens], device=self.device)
-        positions = torch.tensor([position for job in ordered for position in job.positions], device=self.device)
+        tokens = to_device([token for job in ordered for token in job.tokens], self.device)
+        positions = to_device([position for job in ordered for position in job.positions], self.device)
         own = before if len(jobs) == 1 else torch.cat([before[starts[i] : starts[i + 1]] for i in order])
         attend = self._attend([slots[index] for index in order], [nodes[index] for index in order])
         states = self.head.run(tokens, own, positions, attend)
@@ -241,13 +278,27 @@ class TorchPasses(HeadPasses):
         logits = TensorLogits(columns) if self.tokens is None else SubsetLogits(columns, self.tokens)
         return RowResult(before, states, requested, logits)
 
-    def _attend(self, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]]) -> ChainRows | ManyRows:
-        scaling = self.head.config.head_dim**-0.5
+    def _run_static(self, rows: Sequence[Rows], jobs: Sequence[RowJob], given: Tensor) -> RowResult:
+        assert self.static is not None, "checked by the caller"
+        requested = requested_rows(jobs)
+        outputs, _ = self.static.run(jobs[0].is_projected, rows, requested=requested, floats=given.to(self.device))
+        before, states, columns = outputs
+        columns = columns[: len(requested)].clone()  # the next pass overwrites the outputs
+        logits = TensorLogits(columns) if self.tokens is None else SubsetLogits(columns, self.tokens)
+        return RowResult(before.clone(), states.clone(), requested, logits)
+
+    def _attend(self, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]]) -> ChainRows | CallRows:
+        scaling = self._scaling
         memory = self.pool.memory
         slot = slots[0]
         if len(slots) == 1 and slot.depths[-1] == slot.num_tentative:
             return ChainRows(memory, slot.index, slot.length + nodes[0][0], scaling)
-        return ManyRows(plan_pass(memory, slots, nodes, self.device), scaling)
+        current = plan_pass(memory, slots, nodes, self.device)
+
+        def attend(call: LayerCall, *rows: Tensor) -> Tensor:
+            return current.attend(call, *(part.transpose(0, 1).unsqueeze(0) for part in rows))[0]
+
+        return CallRows(attend, scaling)
 
 
 @final
@@ -280,15 +331,14 @@ class ChainRows:
 
 
 @final
-class ManyRows:
-    """Attention of rows of several slots or trees."""
+class CallRows:
+    """Attention of rows of several slots or trees, as a pass of a model handles it."""
 
-    def __init__(self, current: SlotPass, scaling: float) -> None:
-        self._current = current
+    def __init__(self, attend: Callable[[LayerCall, Tensor, Tensor, Tensor], Tensor], scaling: float) -> None:
+        self._attend = attend
         self._scaling = scaling
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Store keys and values, then attend; shapes as in `Attend`."""
         call = LayerCall(layer, self._scaling, window=None, softcap=None, sinks=None)
-        parts = (part.transpose(0, 1).unsqueeze(0) for part in (query, key, value))
-        return self._current.attend(call, *parts)[0]
+        return self._attend(call, query, key, value)

@@ -20,7 +20,7 @@ from draftree.loading.loaded import LoadedModel, sampling_of
 from draftree.loading.native_start import PackedStart, start_key
 from draftree.loading.options import plain_reason, resolve_place
 from draftree.loading.resolve import is_block_file, resolve_model
-from draftree.loading.transformers_model import eos_ids_in, read_model, wrap_model
+from draftree.loading.transformers_model import eos_ids_in, read_model, require_graphs, wrap_model
 from draftree.models.base import LanguageModel
 from draftree.models.memory import free_memory
 from draftree.models.native.build import NativeMismatchError, NativeUnavailableError
@@ -190,13 +190,16 @@ class _LocalLoad:
     def _torch(self) -> LoadedModel:
         options = self._options
         placement = None if options.offload is None else torch_placement(self._device, options.offload)
+        is_on_gpu = self._device.type == "cuda" and options.offload is None  # offloaded weights move
         loaded = wrap_model(
             self._read(placement),
             folder=self._folder,
             name=str(self._name),
             packed=options.offload is None,
-            shapes=Shapes() if options.kernels == "graphs" else None,
+            shapes=Shapes() if options.kernels == "graphs" or (options.kernels == "auto" and is_on_gpu) else None,
         )
+        if options.kernels == "graphs":
+            require_graphs(loaded)
         reason = loaded.fallback_reason if self._reason is None else self._reason
         return replace(loaded, fallback_reason=reason, runs_code=self._runs_code)
 
@@ -244,6 +247,6 @@ def _wrap(options: ModelOptions) -> LoadedModel:
     settings = getattr(model, "generation_config", None)
     sampling = NEUTRAL if settings is None else sampling_of(settings.to_diff_dict(), "its generation_config")
     if options.kernels == "graphs":
-        return replace(wrap_model(model, shapes=Shapes()), sampling=sampling)
+        return replace(require_graphs(wrap_model(model, shapes=Shapes())), sampling=sampling)
     why = None if options.kernels == "torch" else "it was loaded before, and its weights stay unchanged"
     return replace(wrap_model(model), fallback_reason=why, sampling=sampling)

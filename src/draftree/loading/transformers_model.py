@@ -286,13 +286,8 @@ def wrap_model(
 ) -> LoadedModel:
     """Wrap a transformers model as a `LanguageModel`, with packed float32 layers if allowed, and check it."""
     model.eval().requires_grad_(False)
-    kind = type(model).__name__
-    name = name or kind
+    name = name or type(model).__name__
     if model.config.is_encoder_decoder:
-        if shapes is not None:
-            raise UnsupportedModelError(
-                "kernels 'graphs' were requested, but an encoder-decoder model has none: use kernels 'torch'"
-            )
         ours = wrap_encoder_decoder(model, name, packed=packed)
         return LoadedModel(ours, folder, eos_ids_in(model), name)
     known = None
@@ -303,15 +298,24 @@ def wrap_model(
     if known is not None:
         wrapped.fingerprint = known
     loaded = LoadedModel(wrapped, folder, eos_ids_in(model), name)
-    if shapes is None:
-        return loaded
     if not isinstance(wrapped, HFModel) or wrapped.static is None:
-        raise UnsupportedModelError(
-            f"kernels 'graphs' were requested, but {kind} uses its own cache, whose shape changes from pass to pass: "
-            "use kernels 'torch'"
-        )
+        return loaded
     why = wrapped.static.why_eager
     return replace(loaded, kernels="graphs" if why is None else f"graphs ({why})")
+
+
+def require_graphs(loaded: LoadedModel) -> LoadedModel:
+    """Return a model whose passes have fixed shapes.
+
+    Raises:
+        UnsupportedModelError: its passes have none.
+    """
+    if not loaded.kernels.startswith("graphs"):
+        raise UnsupportedModelError(
+            f"kernels 'graphs' were requested, but {loaded.name} keeps keys and values in a form of its own, "
+            "whose shape changes from pass to pass: use kernels 'torch'"
+        )
+    return loaded
 
 
 def wrap_encoder_decoder(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
 from draftree.core.noise import gumbel, gumbel_of_few
-from draftree.core.tensors import on_host, to_device, to_host
+from draftree.core.tensors import on_host, runs_triton, to_device, to_host
 
 # Largest entries of rows as wide as a vocabulary.
 #
@@ -39,12 +39,18 @@ def argmax(scores: Tensor) -> list[int]:
     return to_host(scores.argmax(dim=-1))
 
 
-def read_pairs(tokens: Tensor, values: Tensor) -> tuple[list[list[int]], list[list[float]]]:
-    """Return tokens and their values, both (rows, count), as lists; from a device in one transfer, as doubles."""
-    if _numpy_reads(tokens):
-        return tokens.tolist(), values.tolist()
-    both = to_host(torch.stack((tokens.double(), values.double())))
-    return [[int(token) for token in row] for row in both[0]], both[1]
+def read_leading(scores: Tensor, count: int) -> tuple[list[list[int]], list[list[float]], list[float]]:
+    """Return columns and values of the `count` largest entries of each row, and `log_total`; in one transfer."""
+    columns, values = leading(scores, count)
+    total = log_total(scores)
+    if _numpy_reads(scores):
+        return columns.tolist(), values.tolist(), total[:, 0].tolist()
+    rows = to_host(torch.cat((columns.double(), values.double(), total.double()), dim=1))
+    return (
+        [[int(column) for column in row[:count]] for row in rows],
+        [row[count:-1] for row in rows],
+        [row[-1] for row in rows],
+    )
 
 
 def descending(values: Tensor) -> Tensor:
@@ -256,6 +262,8 @@ class TensorLogits(Logits):
         """Picks with one transfer from the device; more only where scores are close."""
         if not noise:
             return Picks([], [])
+        if any(noise) and _has_kernel(self._tensor):
+            return self._picks_by_kernel(noise)
         scores = perturbed(self._tensor, noise)
         best = torch.tensor(argmax(scores)) if on_host(scores) else scores.argmax(dim=-1)
         highest = scores.gather(-1, best[:, None])
@@ -271,11 +279,39 @@ class TensorLogits(Logits):
                 picks[row] = decided(tokens, to_host(self._tensor[row, tokens]), entry)
         return Picks(picks, [bool(flag) for flag in sound])
 
+    def _picks_by_kernel(self, noise: RowNoise) -> Picks:
+        from draftree.sampling.choice_kernel import choices
+
+        found = choices(self._tensor, noise, None)
+        picks = [choice.token for choice in found]
+        is_sound = [math.isfinite(choice.score) and not math.isnan(choice.total) for choice in found]
+        for row, (entry, choice) in enumerate(zip(noise, found, strict=True)):
+            if entry is not None and is_sound[row] and choice.second >= choice.score - NEAR:
+                scores = perturbed(self._tensor[row : row + 1], [entry])[0]
+                # the kernel rounds its logarithms in another way
+                tokens = to_host((scores >= choice.score - 2 * NEAR).nonzero()[:, 0])
+                picks[row] = decided(tokens, to_host(self._tensor[row, tokens]), entry)
+        return Picks(picks, is_sound)
+
     def top(self, noise: RowNoise, count: int, *, overwrites: bool = False) -> Top:
         """The largest entries by torch and numpy."""
+        if count == 1 and noise and _has_kernel(self._tensor):
+            return _single(self._tensor, noise, None)
         scores = perturbed(self._tensor, noise, overwrites=overwrites)
-        tokens, values = leading(scores, count)
-        return Top(*read_pairs(tokens, values), to_host(log_total(scores)[:, 0]))
+        return Top(*read_leading(scores, count))
+
+
+def _has_kernel(logits: Tensor) -> bool:
+    """Whether our kernel searches these logits."""
+    return runs_triton(logits.device) and logits.dtype == torch.float32 and logits.stride(1) == 1
+
+
+def _single(logits: Tensor, noise: RowNoise, token_ids: Tensor | None) -> Top:
+    """The largest entry of each row, by our kernel."""
+    from draftree.sampling.choice_kernel import choices
+
+    found = choices(logits, noise, token_ids)
+    return Top([[c.token] for c in found], [[c.score] for c in found], [c.total for c in found])
 
 
 def decided(tokens: Sequence[int], logits: Sequence[float], noise: tuple[tuple[int, int], float]) -> int:
@@ -408,9 +444,12 @@ class SubsetLogits(Logits):
     def top(self, noise: RowNoise, count: int, *, overwrites: bool = False) -> Top:
         """The largest entries among the columns; at most as many as there are."""
         names = self._subset.names
+        if count == 1 and noise and _has_kernel(self._tensor):
+            single = _single(self._tensor, noise, self._subset.token_ids)
+            return single._replace(tokens=[[names[column] for column in row] for row in single.tokens])
         scores = perturbed(self._tensor, noise, overwrites=overwrites, token_ids=self._subset.token_ids)
-        columns, values = read_pairs(*leading(scores, min(count, len(names))))
-        return Top([[names[column] for column in row] for row in columns], values, to_host(log_total(scores)[:, 0]))
+        columns, values, totals = read_leading(scores, min(count, len(names)))
+        return Top([[names[column] for column in row] for row in columns], values, totals)
 
 
 def _ignored(num_rows: int) -> None:

@@ -7,7 +7,7 @@ that would wait there is counted, but for those within the forward pass, which a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,34 +84,24 @@ def waits() -> Iterator[Waits]:
 
 
 def watched_calls(monkeypatch: pytest.MonkeyPatch) -> Waits:
-    found = Waits()
-    ready = StaticPasses._ready
+    waits = Waits()
+    prepare = StaticPasses._prepare
 
     def as_if_captured(self: StaticPasses, *args: Any) -> Any:
-        prepared = ready(self, *args)
-        if not prepared.is_captured:
-            run, prepared.is_captured = prepared.run, True
-            prepared.run = lambda: unwatched(found, run)
+        prepared = prepare(self, *args)
+        waits.pause(monkeypatch, prepared, "run")
         return prepared
 
-    monkeypatch.setattr(StaticPasses, "_ready", as_if_captured)
+    monkeypatch.setattr(StaticPasses, "_prepare", as_if_captured)
     for module in (tensors, logits):
         monkeypatch.setattr(module, "on_host", lambda tensor: False)
     for name in WAITING:
-        found.watch(monkeypatch, Tensor, name)
+        waits.watch(monkeypatch, Tensor, name)
     for name in ("tensor", "as_tensor"):
-        found.watch(monkeypatch, torch, name)
-    for module in (noise, logits, slots, static):
-        found.pause(monkeypatch, module, "to_device")
-    return found
-
-
-def unwatched(waits: Waits, run: Callable[[], Tensor]) -> Tensor:
-    was_paused, waits.is_paused = waits.is_paused, True
-    try:
-        return run()
-    finally:
-        waits.is_paused = was_paused
+        waits.watch(monkeypatch, torch, name)
+    for module in (noise, logits, slots, static, tensors):
+        waits.pause(monkeypatch, module, "to_device")
+    return waits
 
 
 def waits_of_rounds(waits: Waits, draft: str | None, params: SamplingParams, **options: Any) -> list[Counter[str]]:
@@ -122,7 +112,7 @@ def waits_of_rounds(waits: Waits, draft: str | None, params: SamplingParams, **o
         rounds.append(Counter(waits.calls))
         waits.calls.clear()
 
-    llm = LLM(wrap_model(fresh("llama"), shapes=Shapes(shortest=32)), draft, on_round=note, **options)
+    llm = LLM(wrap_model(fresh("llama"), shapes=Shapes()), draft, on_round=note, **options)
     llm.generate(PROMPTS, params)
     return rounds[1:]
 
@@ -144,10 +134,10 @@ def test_a_model_that_drafts_waits_once_more_for_each_level(waits: Waits, tmp_pa
 def test_a_second_wait_is_detected(waits: Waits, monkeypatch: pytest.MonkeyPatch) -> None:
     run = StaticPasses.run
 
-    def curious(self: StaticPasses, *args: Any, **kwargs: Any) -> Tensor:
-        logits = run(self, *args, **kwargs)
-        assert float(logits.amax()) < 1e9
-        return logits
+    def curious(self: StaticPasses, *args: Any, **kwargs: Any) -> Any:
+        outputs, requested = run(self, *args, **kwargs)
+        assert float(outputs[0].amax()) < 1e9
+        return outputs, requested
 
     monkeypatch.setattr(StaticPasses, "run", curious)
     rounds = waits_of_rounds(waits, None, SamplingParams(max_tokens=6, temperature=0.0))

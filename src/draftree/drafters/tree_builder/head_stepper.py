@@ -313,7 +313,7 @@ class HeadStepper(FeatureStepper[HeadedSequence]):
             depths = state.slot.depths
             positions = [start if parent < 0 else start + depths[parent] for parent in above]
             chosen = [parent + 1 for parent in above]
-            before = state.before[chosen[0] : chosen[0] + 1] if len(chosen) == 1 else state.before[chosen]
+            before = rows_of(state.before, chosen)
             jobs.append(RowJob(state.slot, row, positions, above, before, range(len(row))))
         found = self._passes.extend(jobs)
         self.answered = found.states

@@ -89,13 +89,11 @@ class KVMemory:
         *,
         dtype: torch.dtype,
         device: torch.device,
-        granule: int = 1,
         num_scratch: int = 0,
     ) -> None:
         self._shapes = shapes
-        self._dtype = dtype
+        self.dtype = dtype
         self._device = device
-        self._granule = granule
         self.num_scratch = num_scratch  # positions after the end of each slot for values that are never read
         self.version = 0  # token that changes whenever the memory is reallocated
         self.num_slots = 0
@@ -110,9 +108,17 @@ class KVMemory:
         return self.num_slots * (self.length + self.num_scratch) * self.token_bytes
 
     @property
+    def is_on_host(self) -> bool:
+        return self._device.type == "cpu"
+
+    @property
+    def largest_dim(self) -> int:
+        return max(max(shape.key_dim, shape.value_dim) for layer, shape in self._shapes.items() if layer >= 0)
+
+    @property
     def token_bytes(self) -> int:
         values = sum(shape.kv_heads * (shape.key_dim + shape.value_dim) for shape in self._shapes.values())
-        return values * self._dtype.itemsize
+        return values * self.dtype.itemsize
 
     def clear(self) -> None:
         self.num_slots = self.length = self._num_held = 0
@@ -122,7 +128,6 @@ class KVMemory:
 
     def reserve(self, num_slots: int, length: int, *, used: Mapping[int, int]) -> None:
         """Make room. The first `used` tokens of each slot are kept, all others are lost."""
-        length = -(-length // self._granule) * self._granule
         if (num_slots, length) == (self.num_slots, self.length):
             return
         if length != self.length or num_slots > self._num_held:
@@ -135,7 +140,7 @@ class KVMemory:
 
     def _exchange(self, num_slots: int, length: int, used: Mapping[int, int]) -> None:
         # untouched host memory costs nothing: slots that are added later fit without a copy
-        held = num_slots * SPARE if self._device.type == "cpu" else num_slots
+        held = num_slots * SPARE if self.is_on_host else num_slots
         try:
             stores = self._stores_of(held, length)
         except MemoryError:  # on a system that counts untouched memory as well
@@ -147,11 +152,11 @@ class KVMemory:
 
     def _stores_of(self, num_slots: int, length: int) -> list[tuple[Tensor, Tensor]]:
         def zeros(*shape: int) -> Tensor:
-            if self._device.type != "cpu" or 0 in shape:
-                return torch.zeros(shape, dtype=self._dtype, device=self._device)
+            if not self.is_on_host or 0 in shape:
+                return torch.zeros(shape, dtype=self.dtype, device=self._device)
             # numpy gets zeroed pages from the system, which cost nothing until they are written
-            size = math.prod(shape) * self._dtype.itemsize
-            return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(self._dtype).view(shape)
+            size = math.prod(shape) * self.dtype.itemsize
+            return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(self.dtype).view(shape)
 
         stores = []
         for shape, layers in self._layers_by_shape().items():
@@ -170,24 +175,13 @@ class KVMemory:
         return chain.from_iterable(self._stores)
 
     @torch.inference_mode()
-    def rearrange(self, moves: Sequence[tuple[int, int, int]], dropped: Sequence[tuple[int, int]]) -> None:
-        """Move tokens of many slots at once, and write zeros over dropped tokens; the host does not wait.
-
-        `dropped`: slot and position. Masked positions are read as well, and zero times NaN is NaN: values of
-        dropped nodes must be finite.
-        """
-        if not (moves or dropped):
+    def rearrange(self, moves: Sequence[tuple[int, int, int]]) -> None:
+        """Move tokens of many slots at once, each from slot and position to a position; the host does not wait."""
+        if not moves:
             return
-        numbers = to_device(
-            [*(n for move in moves for n in move), *(n for pair in dropped for n in pair)], self._device
-        )
-        slot, source, target = numbers[: 3 * len(moves)].view(-1, 3).unbind(1)
-        empty_slot, empty_place = numbers[3 * len(moves) :].view(-1, 2).unbind(1)
+        slot, source, target = to_device(moves, self._device).unbind(1)
         for store in self._slots():
-            if moves:
-                store[slot, :, :, target] = store[slot, :, :, source]
-            if dropped:
-                store[empty_slot, :, :, empty_place] = 0
+            store[slot, :, :, target] = store[slot, :, :, source]
 
     @torch.inference_mode()
     def wipe(self, slot: int) -> None:
@@ -228,6 +222,9 @@ class KVMemory:
     @torch.inference_mode()
     def scrub(self, slot: int) -> None:
         """Fill a slot with zeros if it has values that are not finite: weight 0 times NaN is NaN."""
+        if not self.is_on_host:  # to ask would wait
+            self.wipe(slot)
+            return
         # a value that is not finite in one layer is not finite in any later layer
         last = max(self._shapes, default=None)
         if last is None or bool(self.values[last][slot].sum(dtype=torch.float32).isfinite()):
@@ -235,7 +232,13 @@ class KVMemory:
         self.wipe(slot)
 
 
+MIN_LENGTH = 1024  # slots on a device have multiples of so many tokens
 MAX_PARTIAL = 512  # maximum number of partial nodes after a slot's prefix and tree
+
+
+def power_of_two(count: int) -> int:
+    """Return the smallest power of two that is not below a count."""
+    return 1 << max(0, count - 1).bit_length()
 
 
 class Leftovers(Enum):
@@ -243,8 +246,6 @@ class Leftovers(Enum):
 
     UNREAD = auto()  # passes read visible positions only
     MASKED = auto()  # passes read them with weight zero: a reused slot must contain finite values only
-    CLEARED = auto()
-    """As `MASKED`, without waiting for the device: dropped positions are overwritten with zeros at once."""
 
 
 class SlotPool:
@@ -257,10 +258,9 @@ class SlotPool:
         dtype: torch.dtype,
         device: torch.device,
         leftovers: Leftovers,
-        granule: int = 1,
         num_scratch: int = 0,
     ) -> None:
-        self.memory = KVMemory(dict(shapes), dtype=dtype, device=device, granule=granule, num_scratch=num_scratch)
+        self.memory = KVMemory(dict(shapes), dtype=dtype, device=device, num_scratch=num_scratch)
         self._leftovers = leftovers
         self._free: list[int] = []
         self._open: dict[int, KVSlot] = {}
@@ -290,6 +290,8 @@ class SlotPool:
             num_slots = max(num_slots, max(self._open, default=-1) + 1)
         else:
             num_slots, length = max(num_slots, memory.num_slots), memory.length
+        if not memory.is_on_host:  # graphs are captured again after every growth
+            num_slots, length = power_of_two(num_slots), max(MIN_LENGTH, -(-length // MIN_LENGTH) * MIN_LENGTH)
         # partial nodes are counted elsewhere; tokens that a pass is about to append are not stored yet
         used = {
             index: min(memory.length, slot.length + slot.num_tentative + MAX_PARTIAL)
@@ -307,9 +309,7 @@ class SlotPool:
         return slot
 
     def close(self, slot: KVSlot) -> None:
-        if self._leftovers is Leftovers.CLEARED:
-            self.memory.wipe(slot.index)
-        elif self._leftovers is Leftovers.MASKED:
+        if self._leftovers is Leftovers.MASKED:
             self.memory.scrub(slot.index)
         bisect.insort(self._free, slot.index)
         del self._open[slot.index]
@@ -366,16 +366,18 @@ class SlotPool:
         slot.length -= count
 
     def _settle(self, slots: Sequence[KVSlot], kept: Sequence[Sequence[int]]) -> None:
-        if self._leftovers is not Leftovers.CLEARED:
+        if self.memory.is_on_host:
             for slot, nodes in zip(slots, kept, strict=True):
                 self.memory.gather(slot.index, start=slot.length, offsets=nodes)
             return
-        moves, dropped = [], []
-        for slot, nodes in zip(slots, kept, strict=True):
-            pairs = enumerate(nodes)
-            moves += [(slot.index, slot.length + node, slot.length + place) for place, node in pairs if place != node]
-            dropped += [(slot.index, slot.length + place) for place in range(len(nodes), slot.num_tentative)]
-        self.memory.rearrange(moves, dropped)
+        self.memory.rearrange(
+            [
+                (slot.index, slot.length + node, slot.length + place)
+                for slot, nodes in zip(slots, kept, strict=True)
+                for place, node in enumerate(nodes)
+                if place != node
+            ]
+        )
 
 
 def require_subtree(parents: Sequence[int], edit: Commit) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
+from draftree.core.tensors import rows_of, to_device
 from draftree.models.base import (
     ALL_LAYERS,
     Close,
@@ -170,7 +171,8 @@ class SlottedModel(LanguageModel):
         for index, partial in partials.items():
             known = partial.find(jobs[index].tokens, jobs[index].parents)
             places, sources = list(known), list(known.values())
-            hidden[[starts[index] + place for place in places]] = partial.hidden()[sources]
+            rows = to_device([starts[index] + place for place in places], self.device)
+            hidden[rows] = rows_of(partial.hidden(), sources)
             self._pool.memory.move(partial.nodes, sources, places, layers=range(first.end))
             late[index] = [place for place in late[index] if place not in known]
         late = {index: places for index, places in late.items() if places}
@@ -182,7 +184,8 @@ class SlottedModel(LanguageModel):
             chosen = [[nodes[i][place] for place in places] for i, places in late.items()]
             output = self._counted_pass(parts, chosen, LayerRange(0, first.end, keeps_hidden=True))
             assert output.hidden is not None, "hidden states were requested"
-            hidden[[starts[i] + place for i, places in late.items() for place in places]] = output.hidden
+            rest = [starts[i] + place for i, places in late.items() for place in places]
+            hidden[to_device(rest, self.device)] = output.hidden
         return LayerRange(first.end, self.num_layers, hidden=hidden)
 
     @torch.inference_mode()

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from draftree.core.tensors import to_device
 from draftree.core.tree import ancestor_mask, is_chain
 from draftree.models.kv.slots import KVMemory, KVSlot, LayerShape
 
@@ -127,13 +128,22 @@ def use_in_decoder(model: Any) -> None:
     model.set_attn_implementation({"": NAME, **dict.fromkeys(inside, NAME)})
 
 
-def register() -> None:
-    """Register our attention with transformers; idempotent."""
-    from transformers import AttentionInterface, AttentionMaskInterface
+def keep_out_of_compiled_layers() -> None:
+    """Let compiled layers call our attention as it is; loads torch's compiler, which takes a second."""
+    from transformers import AttentionInterface
 
-    AttentionInterface.register(NAME, _attention)
-    # without this function transformers would silently pass no mask to any layer
-    AttentionMaskInterface.register(NAME, _mask)
+    AttentionInterface.register(NAME, torch.compiler.disable(_attention))
+
+
+def register() -> None:
+    """Register our attention with transformers, once."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    if NAME not in ALL_ATTENTION_FUNCTIONS:
+        AttentionInterface.register(NAME, _attention)
+        # without this function transformers would silently pass no mask to any layer
+        AttentionMaskInterface.register(NAME, _mask)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, *, call: LayerCall, mask: Tensor | None) -> Tensor:
@@ -179,6 +189,7 @@ class ProbePass:
     shapes: dict[int, LayerShape] = field(default_factory=dict)
     calls: dict[int, LayerCall] = field(default_factory=dict)
     windows_of_masks: set[int] = field(default_factory=set)
+    groups: set[int] = field(default_factory=set)  # numbers of query heads per key head
 
     @property
     def windows_of_calls(self) -> set[int]:
@@ -192,6 +203,7 @@ class ProbePass:
     def attend(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         self.shapes[call.layer] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
         self.calls[call.layer] = call
+        self.groups.add(query.shape[1] // key.shape[1])
         rows = query.shape[2]
         visible = torch.ones(1, 1, rows, rows, dtype=torch.bool, device=query.device).tril()
         mixed = attend(query, key, value, call=call, mask=additive(visible, query.dtype))
@@ -232,6 +244,7 @@ class Block:
     visible: Tensor | None  # bool of shape (jobs, nodes, length); None if all rows see all keys
     row_positions: Tensor  # position of each row, shape (jobs, nodes)
     key_positions: Tensor  # position of each key, shape (jobs, length)
+    deepest: int  # largest position of a row
     causal: bool  # whether the rows are a prompt from its first token
     masks: dict[tuple[int | None, int, torch.dtype], Tensor | None] = field(default_factory=dict)
     biased: dict[int, Tensor] = field(default_factory=dict)  # masks with a bias, by the address of the bias
@@ -256,7 +269,7 @@ class Block:
     def _make_mask(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor | None:
         visible = self.visible
         # windows go by depth: siblings share a position
-        if window is not None and int(self.row_positions.max()) >= window:
+        if window is not None and self.deepest >= window:
             near = self.row_positions[:, :, None] - self.key_positions[:, None, :] < window
             visible = near if visible is None else visible & near
         if visible is None:
@@ -335,8 +348,7 @@ def plan_pass(
         return SlotPass(memory, blocks, num_rows, None, None, (slots[0].index, slots[0].length + nodes[0][0]))
     slot_of_row = [slot.index for slot, own in zip(slots, nodes, strict=True) for _ in own]
     place_of_row = [slot.length + node for slot, own in zip(slots, nodes, strict=True) for node in own]
-    slot_index, place_index = (torch.tensor(rows, device=device) for rows in (slot_of_row, place_of_row))
-    return SlotPass(memory, blocks, num_rows, slot_index, place_index, None)
+    return SlotPass(memory, blocks, num_rows, to_device(slot_of_row, device), to_device(place_of_row, device), None)
 
 
 def plan_blocks(
@@ -404,14 +416,15 @@ def _block(
     causal = len(slots) == 1 and slots[0].length == 0 and nodes == length > 1 and visible(first_job) is None
     return Block(
         slots=slice(slots[0].index, slots[-1].index + 1),
-        rows=rows.to(device) if padded else None,
+        rows=to_device(rows, device) if padded else None,
         first_row=first_row,
         num_rows=len(places),
-        places=torch.tensor(places, device=device) if padded else None,
+        places=to_device(places, device) if padded else None,
         nodes=nodes,
         length=length,
-        visible=None if bool(mask.all()) else mask.to(device),
-        row_positions=row_positions.to(device),
-        key_positions=key_positions.to(device),
+        visible=None if bool(mask.all()) else to_device(mask, device, dtype=torch.bool),
+        row_positions=to_device(row_positions, device),
+        key_positions=to_device(key_positions, device),
+        deepest=int(row_positions.max()),
         causal=causal,
     )

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
+from draftree.core.tensors import runs_triton, to_device
 from draftree.models.base import Extend, LayerSubset
 from draftree.models.kv.slots import KVSlot, LayerRange, Leftovers, RangeOutput, SlotPool, kv_slot
 from draftree.models.kv.slotted import RowOrder, SlottedModel, requested_rows
@@ -33,7 +34,7 @@ from draftree.models.torch.inspection import (
 )
 from draftree.models.torch.layers import TorchLayers, TransformersModel
 from draftree.models.torch.packing import weight_bytes
-from draftree.models.torch.static import WORD_BITS, Shapes, StaticPasses
+from draftree.models.torch.static import Inputs, Outputs, Rows, Shapes, StaticAttention, StaticPasses
 from draftree.sampling.logits import TensorLogits
 
 
@@ -64,7 +65,7 @@ class HFModel(TransformersModel, SlottedModel):
         self.fingerprint = fingerprint(model)
         use_in_decoder(model)
         probe = self._probe(num_layers)
-        self.calls = probe.calls
+        self.calls, self._groups = probe.calls, probe.groups
         # the cache of generate drops keys that a layer without a window of its own would see: texts end before that
         forgotten = [
             window
@@ -76,22 +77,36 @@ class HFModel(TransformersModel, SlottedModel):
             probe.shapes,
             dtype=self.dtype,
             device=self.device,
-            leftovers=Leftovers.MASKED if shapes is None else Leftovers.CLEARED,
-            granule=1 if shapes is None else WORD_BITS,
+            leftovers=Leftovers.MASKED,
             num_scratch=0 if shapes is None else 1,
         )
         super().__init__(type(model).__name__, num_layers=num_layers, pool=pool)
         self.static = None if shapes is None else self._static_passes(shapes)
+        if shapes is not None and runs_triton(self.device):
+            self._layers.compile(lambda: self._run_probe(ProbePass()))
 
     def _static_passes(self, shapes: Shapes) -> StaticPasses:
+        windows = [call.window for call in self.calls.values() if call.window is not None]
         return StaticPasses(
-            lambda tokens, positions: self._forward(tokens, positions, None),
+            self._static_forward,
             self._pool.memory,
             device=self.device,
             shapes=shapes,
             min_rows=min(self.row_buckets, default=1),
-            row_bytes=self.vocab_size * max(LOGIT_BYTES, self.dtype.itemsize),
+            row_bytes=self.vocab_size * self.dtype.itemsize,
+            group=max(self._groups),
+            window=min(windows, default=None),
         )
+
+    def _static_forward(
+        self, inputs: Inputs[Tensor], attention: StaticAttention, floats: Tensor | None, capture: tuple[int, ...]
+    ) -> Outputs:
+        """Return logits and captured hidden states of all rows."""
+        layers = LayerRange(0, self.num_layers, capture=capture)
+        with announced(attention), self._layers.running(layers) as caught:
+            logits = self._forward(inputs.tokens.unsqueeze(0), inputs.positions.unsqueeze(0), None)
+        captured = caught.stacked(capture)
+        return (logits,) if captured is None else (logits, captured)
 
     @property
     def num_warm_ups(self) -> int:
@@ -133,13 +148,18 @@ class HFModel(TransformersModel, SlottedModel):
         if not self.model._can_set_attn_implementation():
             raise UnsupportedModelError(f"{kind} does not let its attention be chosen")
 
-    @torch.inference_mode()
     def _probe(self, num_layers: int) -> ProbePass:
         probe = ProbePass()
-        with announced(probe), self._layers.learning():
-            self._forward(torch.zeros(1, 2, dtype=torch.long), torch.arange(2).unsqueeze(0), None)
+        with self._layers.learning():
+            self._run_probe(probe)
         self._require_calls(probe, num_layers)
         return probe
+
+    @torch.inference_mode()
+    def _run_probe(self, probe: ProbePass) -> None:
+        tokens = torch.zeros(1, 2, dtype=torch.long, device=self.device)
+        with announced(probe):
+            self._forward(tokens, torch.arange(2, device=self.device).unsqueeze(0), None)
 
     def _require_calls(self, probe: ProbePass, num_layers: int) -> None:
         """Check that the layers call the registered attention as the pass expects."""
@@ -157,17 +177,16 @@ class HFModel(TransformersModel, SlottedModel):
 
     def _forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None) -> Tensor:
         arguments: dict[str, Any] = {
-            "input_ids": tokens.to(self.device),
-            "position_ids": positions.to(self.device),
+            "input_ids": tokens,
+            "position_ids": positions,
             "use_cache": False,
         }
         if rows is not None and self._rows_keyword:
-            arguments["logits_to_keep"] = rows.to(self.device)
+            arguments["logits_to_keep"] = rows
         logits = self._model_logits(arguments)
         if logits is None:
             return torch.empty(0, self.vocab_size, device=self.device)
-        logits = logits[0] if rows is None or self._rows_keyword else logits[0, rows.to(self.device)]
-        return logits if logits.dtype == torch.float64 else logits.float()
+        return logits[0] if rows is None or self._rows_keyword else logits[0, rows]
 
     def _model_logits(self, arguments: dict[str, Any]) -> Tensor | None:
         """Run the model; None if another process has its head."""
@@ -202,16 +221,18 @@ class HFModel(TransformersModel, SlottedModel):
 
     @torch.inference_mode()
     def _pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], layer_range: LayerRange) -> RangeOutput:
-        bucket, slots = None, [kv_slot(job.slot) for job in jobs]
-        if self.static is not None and layer_range.is_whole(self.num_layers):
-            bucket = self.static.bucket(slots, nodes)
-        if self.static is None or bucket is None:
+        if self.static is None or not replace(layer_range, capture=()).is_whole(self.num_layers):
             return self._run(jobs, nodes, layer_range)
-        tokens = [job.tokens for job in jobs]
-        requested = requested_rows(jobs)
-        return RangeOutput(
-            TensorLogits(self.static.run(bucket, slots, tokens=tokens, nodes=nodes, requested=requested))
-        )
+        rows = [Rows(kv_slot(job.slot), job.tokens, own) for job, own in zip(jobs, nodes, strict=True)]
+        if not self.static.fits(rows):
+            return self._run(jobs, nodes, layer_range)
+        outputs, requested = self.static.run(layer_range.capture, rows, requested=requested_rows(jobs))
+        logits = outputs[0]
+        if len(logits):  # the head is in this process
+            logits = logits.index_select(0, requested)
+        # the next pass overwrites the outputs
+        captured = outputs[1].clone() if layer_range.capture else None
+        return layer_range.output(TensorLogits(wide(logits)), captured)
 
     def _require_layers(self, part: LayerSubset) -> None:
         if int(getattr(self.config, "num_kv_shared_layers", None) or 0):
@@ -229,16 +250,23 @@ class HFModel(TransformersModel, SlottedModel):
         padding = next((bucket - len(tokens) for bucket in self.row_buckets if bucket >= len(tokens)), 0)
         rows = None
         if padding or requested != list(range(len(tokens))):
-            rows = torch.tensor(requested or [0])  # the head needs at least one row
-        tokens_row = torch.tensor([tokens + [0] * padding])
-        positions_row = torch.tensor([order.positions + [0] * padding])
+            rows = to_device(requested or [0], self.device)  # the head needs at least one row
+        tokens_row = to_device([tokens + [0] * padding], self.device)
+        positions_row = to_device([order.positions + [0] * padding], self.device)
         if layer_range.is_whole(self.num_layers):
             with announced(current):
-                return RangeOutput(TensorLogits(self._forward(tokens_row, positions_row, rows)[: len(requested)]))
-        place = torch.tensor(order.places, device=self.device)
+                return RangeOutput(TensorLogits(wide(self._forward(tokens_row, positions_row, rows)[: len(requested)])))
+        place = to_device(order.places, self.device)
         if layer_range.hidden is not None:
             layer_range = replace(layer_range, hidden=layer_range.hidden[place.argsort()])
         with announced(current), self._layers.running(layer_range) as caught:
             logits = self._forward(tokens_row, positions_row, rows)
         captured = caught.stacked(layer_range.captured_layers)
-        return layer_range.output(TensorLogits(logits[: len(requested)]), None if captured is None else captured[place])
+        return layer_range.output(
+            TensorLogits(wide(logits[: len(requested)])), None if captured is None else captured[place]
+        )
+
+
+def wide(logits: Tensor) -> Tensor:
+    """Return logits in float32, or in float64 as they are."""
+    return logits if logits.dtype == torch.float64 else logits.float()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from draftree.core.errors import UnsupportedModelError
 from draftree.models.base import EmbeddingFacts, LanguageModel, LayerSubset
 from draftree.models.kv.slots import LayerRange, require_capture
+from draftree.models.torch.attention import keep_out_of_compiled_layers
 from draftree.models.torch.inspection import whole_tensor
 from draftree.models.torch.packing import PackedLinear
 
@@ -35,6 +37,9 @@ class Caught:
         return found if found.dtype == torch.float64 else found.float()
 
 
+logger = logging.getLogger(__name__)
+
+
 class TorchLayers:
     def __init__(self, model: Any, num_layers: int) -> None:
         self.num_layers = num_layers
@@ -53,6 +58,18 @@ class TorchLayers:
 
     def release(self) -> None:
         self._layers = []
+
+    def compile(self, trial: Callable[[], object]) -> None:
+        """Fuse the small operations of each layer by torch's compiler, unless a trial of the model then fails."""
+        keep_out_of_compiled_layers()
+        for layer in self._layers:
+            layer.forward = torch.compile(layer.forward, dynamic=True)
+        try:
+            trial()
+        except Exception as error:  # compilers and what they call raise many types
+            for layer in self._layers:
+                del layer.forward
+            logger.warning("layers of %s are not compiled: %s", self._name, str(error).strip().split("\n")[0][:300])
 
     def require(self, part: LayerSubset) -> None:
         self._require_found()
@@ -130,11 +147,14 @@ class TorchLayers:
             found = call(hidden_states)
             return found if width is None else (found, *[None] * (width - 1))
 
+        compiled = module.__dict__.get("forward")
         module.forward = forward
         try:
             yield
         finally:
             del module.forward
+            if compiled is not None:
+                module.forward = compiled
 
     @contextmanager
     def learning(self) -> Iterator[None]:

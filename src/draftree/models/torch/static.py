@@ -1,11 +1,16 @@
-"""Forward passes of fixed shapes over slots, which a CUDA graph can replay."""
+"""Forward passes of fixed shapes over slots, which a CUDA graph can replay.
+
+The shape of a pass is its number of rows, rounded up. Slots, places, positions and ancestors are data in one buffer of
+integers, so that a few dozen shapes serve every batch, tree and length.
+"""
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -14,55 +19,35 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.tensors import to_device
+from draftree.core.tensors import fill, runs_triton
 from draftree.core.tree import ancestor_bits
 from draftree.models.kv.slots import KVMemory, KVSlot
-from draftree.models.torch.attention import LayerCall, additive, announced, attend
+from draftree.models.torch.attention import LayerCall, additive, attend
 
+MAX_CELLS = 1 << 22  # maximum number of rows times keys of a slot: attention keeps partial results of all
+MAX_COPIED = 1 << 17  # the same without the kernel: keys and values are copied for every row
 WORD_BITS = 64  # number of tentative nodes per integer of visibility bits
 
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    # maximum number of new and of tentative tokens of a slot in a static pass; other passes, such as prompt chunks,
-    # are dynamic
-    max_nodes: int = 64
-    max_cells: int = 4096  # maximum of slots times nodes
-    shortest: int = 128  # minimum number of keys that attention reads
-    max_graphs: int = 64  # maximum number of captured shapes, and of other shapes that are tracked
-    max_graph_bytes: int = 1 << 30  # maximum bytes of logits of captured graphs
-    # minimum number of passes between evictions of a captured shape; limits the share of time spent on captures if
-    # more shapes alternate than fit
-    passes_per_exchange: int = 64
-    eager_uses: int = 1  # passes of a shape that run operator by operator before it is captured
-    captures: bool = True  # whether shapes are captured if the device supports it
+    max_rows: int = 1024  # maximum number of rows of a static pass; others, such as chunks of prompts, are dynamic
+    max_nodes: int = 512  # maximum number of tentative tokens of a slot
+    captures: bool = True  # whether passes are captured if the device supports it
 
     def __post_init__(self) -> None:
-        sizes = ("max_nodes", "max_cells", "shortest", "max_graphs", "max_graph_bytes", "passes_per_exchange")
-        for name in (*sizes, "eager_uses"):
+        for name in ("max_rows", "max_nodes"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} of static shapes is {getattr(self, name)}: it must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """The shape of a pass.
+    """The shape of a pass, and what else its operations depend on."""
 
-    The rows of all jobs form one dimension, which is rounded up, so linear layers have little padding. Attention
-    runs over a rectangle of cells: a range of neighbouring slots, an equal number of nodes for each, and a rounded
-    number of keys.
-    """
-
-    first_slot: int  # first slot of the range
-    num_slots: int  # number of slots in the range, with or without a job
-    nodes: int  # number of cells per slot
     rows: int
-    length: int  # number of keys per cell
-    words: int  # number of integers of a cell's visibility bits
-
-    @property
-    def tree_size(self) -> int:
-        return self.words * WORD_BITS
+    words: int  # number of integers of a row's visibility bits
+    kind: Hashable  # argument of the forward function
 
 
 def rounded(count: int) -> int:
@@ -74,161 +59,152 @@ def rounded(count: int) -> int:
     return middle if power > 32 and middle >= count else power
 
 
-def slot_range(indices: Sequence[int]) -> tuple[int, int]:
-    """Return first slot and size of the smallest aligned range, of a power of two, that contains these slots."""
-    low = min(indices)
-    high = max(indices)
-    size = 1
-    while low // size != high // size:
-        size *= 2
-    return low // size * size, size
-
-
-def bucket_of(
-    slots: Sequence[KVSlot], counts: Sequence[int], *, shapes: Shapes, num_slots: int, length: int, min_rows: int
-) -> Bucket | None:
-    """Return the shape of a pass; None if it exceeds the limits."""
-    tentative = max(slot.num_tentative for slot in slots)
-    if max(*counts, tentative) > shapes.max_nodes:
-        return None
-    first, size = slot_range([slot.index for slot in slots])
-    keys = max(slot.length + slot.num_tentative for slot in slots)
-    found = Bucket(
-        first_slot=first,
-        num_slots=min(size, num_slots - first),
-        nodes=rounded(max(counts)),
-        rows=rounded(max(sum(counts), min_rows)),
-        length=min(rounded(max(keys, shapes.shortest)), length),
-        words=rounded(-(-tentative // WORD_BITS)),
-    )
-    return found if found.num_slots * found.nodes <= shapes.max_cells else None
-
-
 Array = TypeVar("Array", np.ndarray, Tensor)
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs(Generic[Array]):
+    """The integers of a pass. Rows of padding come last; they see one key of the first slot and are not kept."""
+
     tokens: Array  # token of each row; 0 for padding
     positions: Array  # position of each row
-    slots: Array  # slot of each row's keys; for padding the first slot of the range
+    slots: Array  # slot of each row's keys
     places: Array  # index of each row's keys in its slot; for padding the scratch index after all others
-    cell_of_row: Array  # cell in which each row attends; for padding the cell of the first row
+    prefixes: Array  # committed tokens of each row's slot; 0 for padding
+    reach: Array  # index that each row would have as part of the prefix: windows go by depth
     requested: Array  # rows whose logits are requested, then zeros
-    row_of_cell: Array  # row whose query each cell has, shape (slots, nodes); the first row for empty cells
-    prefixes: Array  # committed tokens of each slot, 0 without a job
-    cell_positions: Array  # position of each cell, shape (slots, nodes)
-    tree_positions: Array  # positions of each slot's tentative nodes, shape (slots, tree size)
-    seen: Array  # bits of the tentative nodes that are visible to each cell, shape (slots, nodes, words); at least one
+    seen: Array  # bits of the tentative nodes that each row sees, shape (rows, words)
+    tiles: Array  # first row of neighbouring rows of one slot that attend together; as many as rows, then zeros
+    tile_rows: Array  # number of rows of each tile
+
+
+def _shapes(bucket: Bucket) -> list[tuple[int, ...]]:
+    return [*[(bucket.rows,)] * 7, (bucket.rows, bucket.words), *[(bucket.rows,)] * 2]
 
 
 def inputs_size(bucket: Bucket) -> int:
-    return sum(int(np.prod(shape)) for shape in _shapes(bucket))
+    return sum(math.prod(shape) for shape in _shapes(bucket))
 
 
 def inputs_of(array: Array, bucket: Bucket) -> Inputs[Array]:
     views, start = [], 0
     for shape in _shapes(bucket):
-        end = start + int(np.prod(shape))
+        end = start + math.prod(shape)
         views.append(array[start:end].reshape(shape))
         start = end
     return Inputs(*views)
 
 
-def _shapes(bucket: Bucket) -> list[tuple[int, ...]]:
-    cells = (bucket.num_slots, bucket.nodes)
-    trees = (bucket.num_slots, bucket.tree_size)
-    return [*[(bucket.rows,)] * 6, cells, (bucket.num_slots,), cells, trees, (*cells, bucket.words)]
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """New rows of one slot in a pass."""
+
+    slot: KVSlot
+    tokens: Sequence[int]
+    nodes: Sequence[int]  # their tentative nodes
+    positions: Sequence[int] | None = None  # positions of the tokens; None for those of the slot
 
 
 def pack_inputs(
-    bucket: Bucket,
-    slots: Sequence[KVSlot],
-    tokens: Sequence[Sequence[int]],
-    nodes: Sequence[Sequence[int]],
-    *,
-    requested: Sequence[int],
-    scratch: int,
+    bucket: Bucket, jobs: Sequence[Rows], *, requested: Sequence[int], scratch: int, per_tile: int
 ) -> np.ndarray:
     """Return the integers of one pass; `scratch` is an index that is never read."""
     array = np.zeros(inputs_size(bucket), dtype=np.int64)
     into = inputs_of(array, bucket)
-    into.slots[:] = bucket.first_slot
+    into.slots[:] = jobs[0].slot.index
     into.places[:] = scratch
     into.requested[: len(requested)] = requested
-    into.seen[:, :, 0] = 1  # softmax over no visible key gives NaN
-    row = 0
-    for slot, own_tokens, own in zip(slots, tokens, nodes, strict=True):
-        line = slot.index - bucket.first_slot
-        count = len(own)
-        chosen = list(own)
-        rows = slice(row, row + count)
-        positions = np.array(slot.depths) + (slot.length - 1)
-        into.tokens[rows] = own_tokens
-        into.positions[rows] = into.cell_positions[line, :count] = positions[chosen]
+    into.seen[:, 0] = 1  # softmax over no visible key gives NaN
+    first = 0
+    starts: list[int] = []
+    for job in jobs:
+        slot, chosen = job.slot, list(job.nodes)
+        end = first + len(chosen)
+        rows = slice(first, end)
+        reach = np.array(slot.depths)[chosen] + (slot.length - 1)
+        into.tokens[rows] = job.tokens
+        into.positions[rows] = reach + slot.offset if job.positions is None else job.positions
+        into.reach[rows] = reach
         into.slots[rows] = slot.index
         into.places[rows] = np.array(chosen) + slot.length
-        into.cell_of_row[rows] = np.arange(count) + line * bucket.nodes
-        into.row_of_cell[line, :count] = np.arange(row, row + count)
-        into.prefixes[line] = slot.length
-        into.tree_positions[line, : len(positions)] = positions
+        into.prefixes[rows] = slot.length
         bits = ancestor_bits(slot.parents, num_bytes=bucket.words * WORD_BITS // 8)
-        into.seen[line, :count] = bits.view("<i8")[chosen]
-        row += count
-    into.cell_of_row[row:] = into.cell_of_row[0]
+        into.seen[rows] = bits.view("<i8")[chosen]
+        starts += range(first, end, per_tile)
+        first = end
+    starts += range(first, bucket.rows, per_tile)
+    into.tiles[: len(starts)] = starts
+    into.tile_rows[: len(starts)] = np.diff([*starts, bucket.rows])
     return array
 
 
 class StaticAttention:
     """Handler of the attention calls of one static pass.
 
-    Keys and values are written by index and read in place, as a slice of slots and positions; a mask hides
-    invisible keys. Nothing depends on a value, so nothing waits for the device.
+    Keys and values are written by index; a row reads those of its slot's prefix and of its ancestors. Nothing depends
+    on a value, so nothing waits for the device.
     """
 
-    def __init__(self, memory: KVMemory, bucket: Bucket, inputs: Inputs[Tensor]) -> None:
+    def __init__(self, memory: KVMemory, inputs: Inputs[Tensor], *, has_kernel: bool) -> None:
         self._memory = memory
-        self._bucket = bucket
         self._inputs = inputs
-        self._masks: dict[tuple[int | None, int, torch.dtype], Tensor] = {}
+        self._has_kernel = has_kernel
+        self._masks: dict[tuple[int | None, torch.dtype], Tensor] = {}
 
     def note_mask(self, window: int | None) -> None:
         """Do nothing: each call has its window."""
 
     def attend(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        bucket, inputs = self._bucket, self._inputs
+        rows = (part[0].transpose(0, 1) for part in (query, key, value))
+        return self.attend_rows(call, *rows).unsqueeze(0)
+
+    def attend_rows(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attend; arguments and result have shape (rows, heads, head_dim)."""
+        inputs = self._inputs
         keys, values = self._memory.keys[call.layer], self._memory.values[call.layer]
-        keys[inputs.slots, :, inputs.places] = key[0].transpose(0, 1)
-        values[inputs.slots, :, inputs.places] = value[0].transpose(0, 1)
-        line = slice(bucket.first_slot, bucket.first_slot + bucket.num_slots)
-        cells = query[0].index_select(1, inputs.row_of_cell.flatten())
-        cells = cells.unflatten(1, (bucket.num_slots, bucket.nodes)).transpose(0, 1)
-        mask = self._mask(call.window, query.shape[1] // keys.shape[1], query.dtype)
-        mixed = attend(cells, keys[line, :, : bucket.length], values[line, :, : bucket.length], call=call, mask=mask)
-        return mixed.transpose(1, 2).flatten(0, 1).index_select(0, inputs.cell_of_row).unsqueeze(0)
+        if self._has_kernel:
+            from draftree.models.torch.tree_attention import store_rows, tile_config, tree_attention
 
-    def _mask(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor:
-        """Return the additive mask of shape (slots, 1, group * nodes, length), built once per pass and window."""
-        key = (window, group, dtype)
+            store_rows(key, value, keys, values, slots=inputs.slots, places=inputs.places)
+            return tree_attention(
+                query,
+                keys,
+                values,
+                slot_of_row=inputs.slots,
+                prefix_of_row=inputs.prefixes,
+                seen=inputs.seen,
+                position_of_row=inputs.reach,
+                first_row_of_tile=inputs.tiles,
+                num_rows_of_tile=inputs.tile_rows,
+                config=tile_config(query.dtype, max(query.shape[2], value.shape[2])),
+                scale=call.scaling,
+                window=call.window,
+                softcap=call.softcap,
+                sinks=call.sinks,
+            )
+        keys[inputs.slots, :, inputs.places] = key
+        values[inputs.slots, :, inputs.places] = value
+        mask = self._mask(call.window, query.dtype)
+        # weight 0 times NaN is NaN: keys and values of dropped nodes may be anything
+        hidden = mask[:, 0, 0, :, None].isinf()[:, None]
+        own_keys, own_values = (part[inputs.slots].masked_fill(hidden, 0) for part in (keys, values))
+        return attend(query.unsqueeze(2), own_keys, own_values, call=call, mask=mask).squeeze(2)
+
+    def _mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """Return the additive mask of shape (rows, 1, 1, length), built once per pass and window."""
+        key = (window, dtype)
         if key not in self._masks:
-            self._masks[key] = additive(self._visible(window), dtype).repeat(1, group, 1).unsqueeze(1)
+            inputs = self._inputs
+            place = torch.arange(self._memory.length + self._memory.num_scratch, device=inputs.seen.device)
+            node = place - inputs.prefixes[:, None]
+            size = inputs.seen.shape[1] * WORD_BITS
+            bits = inputs.seen.gather(1, node.clamp(0, size - 1) // WORD_BITS)
+            is_ancestor = ((bits >> (node % WORD_BITS)) & 1).bool() & (node >= 0) & (node < size)
+            near = node < 0
+            if window is not None:
+                near = near & (inputs.reach[:, None] - place < window)
+            self._masks[key] = additive(near | is_ancestor, dtype)[:, None, None]
         return self._masks[key]
-
-    def _visible(self, window: int | None) -> Tensor:
-        """Return which keys are visible to each cell, bool of shape (slots, nodes, length): prefix and ancestors."""
-        inputs, bucket = self._inputs, self._bucket
-        place = torch.arange(bucket.length, device=inputs.prefixes.device)
-        offset = place - inputs.prefixes[:, None]
-        node = offset.clamp(0, bucket.tree_size - 1)
-        word = (node // WORD_BITS)[:, None, :].expand(-1, bucket.nodes, -1)
-        bits = inputs.seen if bucket.words == 1 else inputs.seen.gather(2, word)
-        is_ancestor = ((bits >> (node % WORD_BITS)[:, None, :]) & 1).bool() & (offset < bucket.tree_size)[:, None, :]
-        visible = (offset < 0)[:, None, :] | is_ancestor
-        if window is None:
-            return visible
-        # windows go by depth: siblings share a position
-        position = torch.where(offset < 0, place, inputs.tree_positions.gather(1, node))
-        return visible & (inputs.cell_positions[:, :, None] - position[:, None, :] < window)
 
 
 class CaptureError(Exception):
@@ -262,12 +238,29 @@ class CudaApi:
         """Record in thread-local mode: other threads may allocate meanwhile."""
         return torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
 
+    def generator(self) -> Any:
+        """Return a copy of the state of the device's random numbers."""
+        index = self._device.index or 0
+        return torch.cuda.default_generators[index].clone_state()
 
-@dataclass(frozen=True, slots=True)
-class Captured:
-    # runs the graph on the current stream; returns the same tensor each time, with new values
-    replay: Callable[[], Tensor]
-    num_bytes: int  # size of that tensor, which occupies the pool while the graph is kept
+    def restore(self, generator: Any) -> None:
+        """Set a copied state: a failed capture leaves one that only a capture may use."""
+        torch.cuda.default_generators[self._device.index or 0].graphsafe_set_state(generator)
+
+
+Outputs = tuple[Tensor, ...]
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep the garbage collector from freeing graphs, which fails every capture of the process, inside."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class Graphs:
@@ -275,7 +268,7 @@ class Graphs:
 
     Every model has its own memory pool. Graphs of one pool may share addresses of intermediate results, which is
     safe only if they are replayed one after another on one stream. This holds for the passes of one model, not for
-    those of a target and its drafter. Never timed on a GPU.
+    those of a target and its drafter.
     """
 
     def __init__(self, api: Any) -> None:
@@ -283,31 +276,32 @@ class Graphs:
         self._pool: Any = None
         self._side: Any = None
 
-    def capture(self, work: Callable[[], Tensor]) -> Captured:
-        """Run the work once on a side stream, then record it there."""
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Run the work once on a side stream, record it there, and return what replays it on the current stream.
+
+        Raises CaptureError, after which the device can be used as before.
+        """
         api = self._api
         with api.on_device():
             if self._side is None:
                 self._pool, self._side = api.new_pool(), api.new_stream()
-            side, before = self._side, api.current_stream()
+            side, before, generator = self._side, api.current_stream(), api.generator()
             graph = api.new_graph()
             try:
                 api.wait(side, before)
                 with api.on_stream(side):
                     work()
                 api.wait(before, side)
-                with api.recording(graph, pool=self._pool, stream=side):
-                    output = work()
+                with _uncollected(), api.recording(graph, pool=self._pool, stream=side):
+                    work()
             except Exception as error:  # torch and its libraries raise many types
+                api.restore(generator)
+                self._pool = self._side = None  # the pool still waits for the end of this capture
                 raise CaptureError(str(error).strip().split("\n")[0] or type(error).__name__) from error
             finally:
                 api.set_stream(before)  # a failed capture leaves its own stream current
-
-        def replay() -> Tensor:
-            graph.replay()
-            return output
-
-        return Captured(replay, output.nbytes)
+        replay: Callable[[], None] = graph.replay
+        return replay
 
 
 def graphs_of(device: torch.device) -> Graphs | None:
@@ -318,35 +312,44 @@ def graphs_of(device: torch.device) -> Graphs | None:
 
 logger = logging.getLogger(__name__)
 
-Forward = Callable[[Tensor, Tensor], Tensor]  # tokens and positions, both (1, rows), to logits (rows, vocab)
-
 
 @dataclass(slots=True)
 class Prepared:
-    buffer: Tensor  # integers of a pass, at a fixed address
-    run: Callable[[], Tensor]  # the pass; its logits are overwritten by the next pass
-    uses: int = 0  # number of passes so far
-    is_captured: bool = False  # whether `run` replays a graph
-    num_bytes: int = 0  # size of the graph's logits
+    """The pass of one shape, whose inputs have fixed addresses."""
+
+    integers: Tensor
+    floats: Tensor | None  # inputs that are computed, shape (rows, …)
+    run: Callable[[], Outputs]  # outputs are overwritten by the next pass if `is_captured`
+    is_captured: bool = False
 
 
 class StaticPasses:
     """Passes of static shapes.
 
-    Mutates the memory of slots. On a GPU a repeated shape is captured as a CUDA graph. On a CPU, with models that
-    graphs do not support, and for shapes without room, the same work runs operator by operator. A captured shape is
-    evicted for another one only rarely, because a capture costs more than a few passes.
+    Mutates the memory of slots. On a GPU every shape is captured as a CUDA graph when it is first used. On a CPU, and
+    with models that graphs do not support, the same work runs operator by operator. All graphs write their outputs to
+    the same memory: a pass is read before the next one starts.
+
+    Args:
+        forward: computes the outputs, each of shape (rows, …), from the inputs of a pass, its attention, computed
+            inputs (rows, …) or None, and the kind of the pass.
+        row_bytes: size of the outputs of one row.
+        min_rows: a pass has at least so many rows.
+        group: largest number of query heads per key head.
+        window: smallest sliding window of a layer; None for none.
     """
 
     def __init__(
         self,
-        forward: Forward,
+        forward: Callable[[Inputs[Tensor], StaticAttention, Tensor | None, Any], Outputs],
         memory: KVMemory,
         *,
         device: torch.device,
         shapes: Shapes,
         min_rows: int,
         row_bytes: int,
+        group: int,
+        window: int | None = None,
     ) -> None:
         assert memory.num_scratch, "padding rows need a scratch index"
         self._forward = forward
@@ -355,9 +358,15 @@ class StaticPasses:
         self.shapes = shapes
         self._min_rows = min_rows
         self._row_bytes = row_bytes
-        self._num_passes = 0
-        self._last_exchange = 0  # number of the pass in which a captured shape was last evicted
-        self._prepared: OrderedDict[Bucket, Prepared] = OrderedDict()
+        self._window = window
+        self._has_kernel = runs_triton(device)
+        self._per_tile = 1
+        if runs_triton(device):
+            from draftree.models.torch.tree_attention import rows_per_tile, tile_config
+
+            self._per_tile = rows_per_tile(group, tile_config(memory.dtype, memory.largest_dim))
+        self._prepared: dict[Bucket, Prepared] = {}
+        self._outputs: dict[tuple[int, torch.Size, torch.dtype], Tensor] = {}
         self._version = memory.version
         self._graphs: Graphs | None = graphs_of(device) if shapes.captures else None
         self.why_eager = f"there are no graphs on {device.type}" if self._graphs is None else None
@@ -369,112 +378,97 @@ class StaticPasses:
         return sum(prepared.is_captured for prepared in self._prepared.values())
 
     @property
-    def num_bytes(self) -> int:
-        return sum(prepared.num_bytes for prepared in self._prepared.values())
-
-    @property
     def most_bytes(self) -> int:
-        """Maximum size of the logits of captured graphs in bytes; 0 if nothing is captured."""
-        if self.why_eager is not None:
-            return 0
-        return min(self.shapes.max_graph_bytes, self.shapes.max_graphs * self.shapes.max_cells * self._row_bytes)
+        """Size of the outputs of captured graphs in bytes; 0 if nothing is captured."""
+        return 0 if self.why_eager is not None else rounded(self.shapes.max_rows) * self._row_bytes
 
     @property
     def num_warm_ups(self) -> int:
-        """Number of slower first passes of a shape: operator by operator, then the capture."""
-        return self.shapes.eager_uses + (self.why_eager is None)
+        """Number of slower first passes of a shape."""
+        return 1
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
-        """Known shapes, least recently used first."""
+        """Known shapes, in the order of their first use."""
         return tuple(self._prepared)
 
-    def bucket(self, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]]) -> Bucket | None:
-        """Return the shape of a pass over these tentative nodes; None if it must be dynamic."""
-        return bucket_of(
-            slots,
-            list(map(len, nodes)),
-            shapes=self.shapes,
-            num_slots=self._memory.num_slots,
-            length=self._memory.length,
-            min_rows=self._min_rows,
-        )
+    def fits(self, jobs: Sequence[Rows]) -> bool:
+        """Return whether a pass over these rows can be static."""
+        count = sum(len(job.nodes) for job in jobs)
+        if count > self.shapes.max_rows or rounded(count) * self._memory.length > (
+            MAX_CELLS if self._has_kernel else MAX_COPIED
+        ):
+            return False
+        if max(job.slot.num_tentative for job in jobs) > self.shapes.max_nodes:
+            return False
+        # within a tree, windows hide nothing
+        return self._window is None or max(max(job.slot.depths, default=0) for job in jobs) <= self._window
 
     def run(
-        self,
-        bucket: Bucket,
-        slots: Sequence[KVSlot],
-        *,
-        tokens: Sequence[Sequence[int]],
-        nodes: Sequence[Sequence[int]],
-        requested: Sequence[int],
-    ) -> Tensor:
-        """Run one pass; returns logits of the requested rows, shape (rows, vocab), in new memory."""
-        prepared = self._ready(bucket)
-        packed = pack_inputs(bucket, slots, tokens, nodes, requested=requested, scratch=self._memory.length)
-        prepared.buffer.copy_(to_device(packed, self._device))
-        if self._graphs is not None and not prepared.is_captured and prepared.uses >= self.shapes.eager_uses:
+        self, kind: Hashable, jobs: Sequence[Rows], *, requested: Sequence[int], floats: Tensor | None = None
+    ) -> tuple[Outputs, Tensor]:
+        """Run one pass; returns outputs, each of shape (rows, …), valid until the next pass, and requested rows."""
+        if self._version != self._memory.version:
+            self.drop()  # graphs contain addresses of freed memory
+            self._version = self._memory.version
+        count = sum(len(job.nodes) for job in jobs)
+        tentative = max(job.slot.num_tentative for job in jobs)
+        bucket = Bucket(rounded(max(count, self._min_rows)), rounded(-(-tentative // WORD_BITS)), kind)
+        prepared = self._prepared.get(bucket)
+        if prepared is None:
+            prepared = self._prepared[bucket] = self._prepare(bucket, floats)
+        packed = pack_inputs(bucket, jobs, requested=requested, scratch=self._memory.length, per_tile=self._per_tile)
+        fill(prepared.integers, packed)
+        if floats is not None:
+            assert prepared.floats is not None, "every pass of a kind has computed inputs"
+            prepared.floats[:count] = floats
+        if self._graphs is not None and self.why_eager is None and not prepared.is_captured:
             self._capture(bucket, prepared, self._graphs)
-        prepared.uses += 1
-        self._num_passes += 1
-        rows = inputs_of(prepared.buffer, bucket).requested[: len(requested)]
-        return prepared.run().index_select(0, rows)
+        outputs = tuple(output[:count] for output in prepared.run())
+        return outputs, inputs_of(prepared.integers, bucket).requested[: len(requested)]
 
     def drop(self) -> None:
         self._prepared.clear()
 
-    def _ready(self, bucket: Bucket) -> Prepared:
-        if self._version != self._memory.version:
-            self.drop()  # graphs contain addresses of freed memory
-            self._version = self._memory.version
-        if bucket not in self._prepared:
-            waiting = [known for known, prepared in self._prepared.items() if not prepared.is_captured]
-            for known in waiting[: max(0, len(waiting) + 1 - self.shapes.max_graphs)]:
-                del self._prepared[known]
-            self._prepared[bucket] = self._prepare(bucket)
-        self._prepared.move_to_end(bucket)
-        return self._prepared[bucket]
+    def _prepare(self, bucket: Bucket, floats: Tensor | None) -> Prepared:
+        integers = torch.zeros(inputs_size(bucket), dtype=torch.int64, device=self._device)
+        given = None if floats is None else floats.new_zeros(bucket.rows, *floats.shape[1:])
+        inputs = inputs_of(integers, bucket)
 
-    def _prepare(self, bucket: Bucket) -> Prepared:
-        buffer = torch.zeros(inputs_size(bucket), dtype=torch.int64, device=self._device)
-        inputs = inputs_of(buffer, bucket)
+        def work() -> Outputs:
+            return self._forward(
+                inputs, StaticAttention(self._memory, inputs, has_kernel=self._has_kernel), given, bucket.kind
+            )
 
-        def work() -> Tensor:
-            with announced(StaticAttention(self._memory, bucket, inputs)):
-                return self._forward(inputs.tokens.unsqueeze(0), inputs.positions.unsqueeze(0))
-
-        return Prepared(buffer, work)
+        return Prepared(integers, given, work)
 
     def _capture(self, bucket: Bucket, prepared: Prepared, graphs: Graphs) -> None:
-        if self.why_eager is not None or not self._make_room(bucket.rows * self._row_bytes):
-            return
+        work = prepared.run
+        outputs: list[Tensor] = []
+
+        def writing() -> None:
+            outputs.clear()
+            for place, made in enumerate(work()):
+                key = (place, made.shape[1:], made.dtype)
+                if key not in self._outputs:
+                    most = max(rounded(self.shapes.max_rows), bucket.rows)
+                    self._outputs[key] = made.new_zeros(most, *made.shape[1:])
+                self._outputs[key][: len(made)] = made
+                outputs.append(self._outputs[key][: len(made)])
+
         try:
-            captured = graphs.capture(prepared.run)
+            replay = graphs.capture(writing)
         except CaptureError as error:
+            if "out of memory" in str(error).lower():
+                logger.warning("no memory for a graph of %d rows: this pass runs operator by operator", bucket.rows)
+                return
             self.why_eager = f"a pass could not be captured: {error}"
             logger.warning("passes run operator by operator from now on, since %s", self.why_eager)
             return
-        prepared.run = captured.replay
-        prepared.num_bytes = captured.num_bytes
-        prepared.is_captured = True
-        logger.info("captured a graph of %s", bucket)
 
-    def _make_room(self, num_bytes: int) -> bool:
-        """Return whether one more graph may be kept; evicts the least recently used ones, but rarely."""
-        shapes = self.shapes
-        if num_bytes > shapes.max_graph_bytes:
-            return False
-        captured = [(bucket, prepared) for bucket, prepared in self._prepared.items() if prepared.is_captured]
-        free_bytes = shapes.max_graph_bytes - sum(prepared.num_bytes for _, prepared in captured)
-        if len(captured) < shapes.max_graphs and num_bytes <= free_bytes:
-            return True
-        if self._num_passes - self._last_exchange < shapes.passes_per_exchange:
-            return False
-        self._last_exchange = self._num_passes
-        count = len(captured)
-        for bucket, prepared in captured:
-            if count < shapes.max_graphs and num_bytes <= free_bytes:
-                break
-            del self._prepared[bucket]
-            count, free_bytes = count - 1, free_bytes + prepared.num_bytes
-        return True
+        def replayed() -> Outputs:
+            replay()
+            return tuple(outputs)
+
+        prepared.run, prepared.is_captured = replayed, True
+        logger.info("captured a graph of %s", bucket)
