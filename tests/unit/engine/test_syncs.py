@@ -99,8 +99,9 @@ def watched_calls(monkeypatch: pytest.MonkeyPatch) -> Waits:
         waits.watch(monkeypatch, Tensor, name)
     for name in ("tensor", "as_tensor"):
         waits.watch(monkeypatch, torch, name)
-    for module in (noise, logits, slots, static, tensors):
+    for module in (noise, logits, slots, tensors):
         waits.pause(monkeypatch, module, "to_device")
+    waits.pause(monkeypatch, static, "fill")
     return waits
 
 
