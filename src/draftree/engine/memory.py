@@ -86,8 +86,7 @@ def slot_budget(parts: EngineParts, sequence_bytes: int | None = None) -> SlotBu
         round_bytes=(1 + nodes) * (LOGIT_COPIES * target.logits + target.row) + LOGIT_COPIES * draft.logits + draft.row,
         tree_size=max(DRAFT_ROOM, nodes),
     )
-    length = min(SHORT_TEXT, parts.target.max_length)
-    if sequence_bytes is not None and not budget.num_slots(length):
+    if sequence_bytes is not None and not budget.num_slots(length := min(SHORT_TEXT, parts.target.max_length)):
         raise ConfigurationError(
             f"sequence_memory is {budget.sequence_bytes} bytes, but a text of {length} tokens, the prompt included, "
             f"takes {budget.slot_bytes(length)}: increase it, or omit it to use half of the free memory"
