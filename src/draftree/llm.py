@@ -153,8 +153,8 @@ class LLM:
             depends on the draft.
         dtype: "auto" (bfloat16 if the device computes in it, else float32), or the name of a torch dtype.
         device: "auto", "cpu", "cuda" or "cuda:N".
-        kernels: "native" for native kernels, "torch" for PyTorch, "auto" for native if available;
-            "graphs" for static-shape PyTorch passes, as CUDA graphs on a GPU (never timed).
+        kernels: "native" for native kernels, "torch" for PyTorch, "graphs" for compiled PyTorch layers in passes of
+            static shapes, as CUDA graphs on a GPU; "auto" for native ones on a CPU and graphs on a GPU, if available.
         quantization: "int8" or "int4" for 8-bit or 4-bit weights, which make a different, faster model; None for none.
         tp: processes that share each layer; the script is started by torchrun, and only rank 0 returns from this
             constructor: the other ranks run its passes, and exit when it ends.

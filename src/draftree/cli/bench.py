@@ -249,7 +249,8 @@ def perplexity(
 
     def noted() -> Iterator[tuple[str, PerplexityRecord]]:
         for record in records:
-            note_kernels({**header, "kernels": record.kernels, "fallback_reason": record.fallback_reason})
+            if record.fallback_reason != header["fallback_reason"]:  # the header tells the first one's
+                note_kernels({**header, "kernels": record.kernels, "fallback_reason": record.fallback_reason})
             yield "perplexity", record
 
     write_and_show(output, header, noted())
