@@ -92,7 +92,7 @@ def test_other_commands_report_and_record_the_kernels(
     assert capsys.readouterr().err.count(LINE) == 1
     if "results.jsonl" in COMMANDS[command]:
         records = [json.loads(line) for line in Path("results.jsonl").read_text().splitlines()]
-        (record,) = [one for one in records if "kernels" in one]
+        record = [line for line in records if "kernels" in line][-1]
         assert (record["kernels"], record["fallback_reason"]) == ("torch", WHY)
 
 
