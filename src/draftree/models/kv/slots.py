@@ -19,8 +19,10 @@ from draftree.core.node_map import NodeMap
 from draftree.core.tensors import to_device
 from draftree.core.tree import ROOT, is_path, is_rooted
 from draftree.models.base import Commit, Extend, LayerSubset, Slot
+from draftree.models.memory import free_memory
 from draftree.sampling.logits import Logits
 
+MIN_LENGTH = 1024  # slots on a device have multiples of so many tokens, if there is room
 SPARE = 8  # factor of slots reserved in host memory over slots requested
 CLOSED = -1  # index of a closed slot
 
@@ -164,6 +166,14 @@ class KVMemory:
             stores.append((zeros(*first, shape.key_dim), zeros(*first, shape.value_dim)))
         return stores
 
+    def with_room_to_grow(self, num_slots: int, length: int) -> tuple[int, int]:
+        """Return more and longer slots if half of the free memory holds them: every growth drops all graphs."""
+        wide = 1 << max(0, num_slots - 1).bit_length()
+        long = max(1, -(-length // MIN_LENGTH)) * MIN_LENGTH
+        free = free_memory(self._device)
+        is_small = free is not None and wide * (long + self.num_scratch) * self.token_bytes <= free // 2
+        return (wide, long) if is_small else (num_slots, length)
+
     def _layers_by_shape(self) -> dict[LayerShape, list[int]]:
         groups: dict[LayerShape, list[int]] = {}
         for layer, shape in sorted(self._shapes.items()):
@@ -232,13 +242,7 @@ class KVMemory:
         self.wipe(slot)
 
 
-MIN_LENGTH = 1024  # slots on a device have multiples of so many tokens
 MAX_PARTIAL = 512  # maximum number of partial nodes after a slot's prefix and tree
-
-
-def power_of_two(count: int) -> int:
-    """Return the smallest power of two that is not below a count."""
-    return 1 << max(0, count - 1).bit_length()
 
 
 class Leftovers(Enum):
@@ -290,8 +294,8 @@ class SlotPool:
             num_slots = max(num_slots, max(self._open, default=-1) + 1)
         else:
             num_slots, length = max(num_slots, memory.num_slots), memory.length
-        if not memory.is_on_host:  # graphs are captured again after every growth
-            num_slots, length = power_of_two(num_slots), max(MIN_LENGTH, -(-length // MIN_LENGTH) * MIN_LENGTH)
+        if not memory.is_on_host:
+            num_slots, length = memory.with_room_to_grow(num_slots, length)
         # partial nodes are counted elsewhere; tokens that a pass is about to append are not stored yet
         used = {
             index: min(memory.length, slot.length + slot.num_tentative + MAX_PARTIAL)
