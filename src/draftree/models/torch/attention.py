@@ -141,6 +141,7 @@ def register() -> None:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     if NAME not in ALL_ATTENTION_FUNCTIONS:
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for every new shape, 20 to 40 ms each
         AttentionInterface.register(NAME, _attention)
         # without this function transformers would silently pass no mask to any layer
         AttentionMaskInterface.register(NAME, _mask)
