@@ -289,7 +289,8 @@ class AsyncLLM:
             QueueFullError: the queue is full, and `wait` is False.
             EngineClosedError: the engine was closed, or failed.
         """
-        requests, prompts = self._llm.requests, self._llm.prompts
+        requests = self._llm.requests
+        prompts = self._llm.prompts
         request_options = RequestOptions.of(params, **options)
         most = requests.longest_prompt(request_options)
         if not isinstance(prompt, FeatureSource) and is_long(prompt):

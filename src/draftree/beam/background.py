@@ -65,7 +65,8 @@ class BeamWork(Background):
     @property
     def counts(self) -> BeamCounts:
         """Counts so far; from any thread."""
-        search, stats = self._search, self._search.stats
+        search = self._search
+        stats = self._search.stats
         return BeamCounts(search.num_running, search.num_waiting, self._num_finished, stats.num_passes, stats.num_rows)
 
     def add(self, prompt: DecoderInput, params: BeamSearchParams, promise: Future[BeamResult]) -> None:

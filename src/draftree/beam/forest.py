@@ -319,7 +319,8 @@ class Forest:
             self.model.reserve(self.model.num_open + 1, self._length)
             fork = Trunk(self.model.apply([Fork(trunk.slot, trunk.slot.length)])[0])
             for tip, (tail, row) in zip(group, ends, strict=True):
-                tip.trunk, tip.node = fork, fork.grown(tail)
+                tip.trunk = fork
+                tip.node = fork.grown(tail)
                 if row is not None:
                     fork.rows[tip.node] = row
                     fork.wanted.discard(tip.node)

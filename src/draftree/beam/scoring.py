@@ -214,7 +214,8 @@ def run_pass(
         assert isinstance(model, EncoderDecoder), "the searches were checked"
         result, attention = model.run_attending(pass_)
     else:
-        result, attention = model.run(pass_), [None] * len(jobs)
+        result = model.run(pass_)
+        attention = [None] * len(jobs)
     logits = result.logits.tensor()
     first = 0
     for (trunk, job), weights in zip(jobs, attention, strict=True):

@@ -53,7 +53,9 @@ def require_fit(search: SequenceSearch, vocab_size: int, max_length: int, *, has
 
 def _misfits(search: SequenceSearch, vocab_size: int, max_length: int, has_text: bool) -> Iterator[tuple[str, str]]:
     params = search.params
-    limit, prefix, trie = search.limit, params.prefix_token_ids, params.allowed_trie
+    limit = search.limit
+    prefix = params.prefix_token_ids
+    trie = params.allowed_trie
     phrase_tokens = [token for phrase in params.force_words_ids for token in phrase]
     if limit < 1:
         text = f"the prompt has {len(search.prompt)} tokens, which leaves no room in a context of {max_length}"
@@ -284,7 +286,9 @@ class SequenceSearch:
     def _divide(self, group: Group, candidates: Sequence[Candidate]) -> Division:
         """Divide the candidates of a group. Of draws the best of all go on, otherwise the first `width`."""
         ended = None if self._hooks is None or not candidates else self._hooks.ends(self, candidates)
-        rule, width, is_last = self.params.eos_rule, group.width, self.is_last
+        rule = self.params.eos_rule
+        width = group.width
+        is_last = self.is_last
         room = len(candidates) if self.params.sampling == "beam" else width
         division = Division(candidates)
         for place, candidate in enumerate(candidates):

@@ -70,7 +70,8 @@ def analyse(
         return
     if output is None:
         raise typer.BadParameter("name a folder for the figures", param_hint="--output")
-    model, draft = setup.model, setup.draft
+    model = setup.model
+    draft = setup.draft
     if model is not None:
         refuse(draft is None, "--draft", "a model needs a drafter: add --draft")
     else:

@@ -428,7 +428,8 @@ class Session:
             self.tell(line)
 
     def _answer(self, message: str) -> Answer:
-        llm, conversation = self.drafting.llm, self.conversation
+        llm = self.drafting.llm
+        conversation = self.conversation
         limit = llm.engine.longest
 
         def count(messages: Messages) -> int:
@@ -449,7 +450,8 @@ class Session:
                 self._screen.finish()
 
     def _room(self, limit: int) -> int:
-        most, share = self.params.max_tokens, limit // ROOM_FOR_ANSWER
+        most = self.params.max_tokens
+        share = limit // ROOM_FOR_ANSWER
         if most is None:
             return share
         return min(most, share) if self.fits_context else most

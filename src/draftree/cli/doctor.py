@@ -126,7 +126,8 @@ def show(title: str, lines: Lines) -> None:
 
 
 def machine_lines(machine: MachineReport) -> Lines:
-    facts, versions = machine.facts, machine.versions
+    facts = machine.facts
+    versions = machine.versions
     yield "versions", ", ".join(f"{name} {value}" for name, value in versions.items() if name in SHOWN and value)
     memory = facts["memory_gib"]
     yield "processor", f"{facts['cpu']}, {facts['usable_cores']} of {facts['cores']} cores, {machine.threads} threads"
@@ -144,7 +145,8 @@ def machine_lines(machine: MachineReport) -> Lines:
 
 def thread_line(machine: MachineReport) -> str:
     """Return the choice of threads, its reasons, and the processors of `--affinity auto`."""
-    processors, choice = machine.processors, machine.choice
+    processors = machine.processors
+    choice = machine.choice
     where = f"{processors.num_cores} cores in {processors.num_nodes} memory node{'s' * (processors.num_nodes > 1)}"
     reasons = f" ({'; '.join(choice.reasons)})" if choice.reasons else ""
     in_use = "" if machine.threads == choice.threads else f", {machine.threads} in use"

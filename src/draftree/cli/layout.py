@@ -168,7 +168,8 @@ def converting_less(parameters: list[Any], callback: Callable[..., Any] | None) 
 
 def kind_of(parameter: inspect.Parameter) -> type | None:
     """Return the class of an option's values, of a list that of the list; None if typer checks more than the class."""
-    about, hint = parameter.default, parameter.annotation
+    about = parameter.default
+    hint = parameter.annotation
     if any(getattr(about, name, None) is not None for name in ("min", "max", "parser", "click_type")):
         return None
     kinds = [part for part in union_parts(hint) if part is not types.NoneType]

@@ -177,7 +177,8 @@ def check_models(names: list[str] = NAMES) -> None:
 
 def check_folder(name: str, cache: Cache) -> bool:
     """Check a model's folder, or what the cache holds of a GGUF file; return whether checksums were recorded."""
-    is_held, folder = name in cache.names(), cache.folder(name)
+    is_held = name in cache.names()
+    folder = cache.folder(name)
     # before an older version's model is checked for the first time, which records its sums
     was_known = is_held and has_sums(folder, cache)
     if not (is_held and is_block_description(folder)):

@@ -232,7 +232,8 @@ def announce_methods(setup: Setup, llm: LLM, params: SamplingParams, style: Styl
 
 
 def report(run: Run, model: LanguageModel) -> dict[str, Any]:
-    setup, first = run.setup, run.completions[0]
+    setup = run.setup
+    first = run.completions[0]
     texts = [completion.to_json() for completion in run.completions]
     return {
         "model": setup.model,
@@ -283,7 +284,8 @@ def keeps_text(verifier: type[Verifier], temperature: float) -> bool:
 
 def comparable(params: SamplingParams, verify: str) -> SamplingParams:
     """Return the parameters with a seed, which both runs need."""
-    verifier, temperature = verifier_of(verify), params.sampling.temperature
+    verifier = verifier_of(verify)
+    temperature = params.sampling.temperature
     if not keeps_text(verifier, temperature):
         known = [name for name in VERIFIERS.names() if keeps_text(VERIFIERS.find(name), temperature)]
         case = "preserves the model's distribution, but not the text of a seed" if verifier.lossless else "is lossy"
@@ -425,7 +427,8 @@ class Recordings:
 
 def check_beside(setup: Setup, *, compare: bool, record: Path | None) -> None:
     """Check that comparisons and traces have a drafter and a single run."""
-    is_plain, records = setup.is_plain, record is not None
+    is_plain = setup.is_plain
+    records = record is not None
     refuse(records and compare, "--record", "a trace records one run: leave --compare out")
     refuse(records and is_plain, "--record", "without a drafter there is nothing to record: add --draft")
     refuse(compare and is_plain, "--compare", "there is nothing to compare with: name a drafter with --draft")

@@ -51,7 +51,8 @@ class Lines:
         self._shown = float("-inf")
 
     def __call__(self, progress: Progress) -> None:
-        replaces, text = is_terminal(sys.stderr), progress.note
+        replaces = is_terminal(sys.stderr)
+        text = progress.note
         if not text and progress.score is not None:
             text = f"update {progress.step}: acceptance length {progress.score:.3f} on unseen texts"
         if text:

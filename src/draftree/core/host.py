@@ -88,7 +88,8 @@ class ThreadChoice:
 
 def choose_threads(facts: ProcessorFacts) -> ThreadChoice:
     """Choose threads: one for each fast physical core of the memory node with most of them, within the quota."""
-    reasons, cores = [], {processor.core: processor for processor in reversed(facts.processors)}
+    reasons = []
+    cores = {processor.core: processor for processor in reversed(facts.processors)}
     if not cores:
         return ThreadChoice(1, (), ())
     if len(cores) < len(facts.processors):

@@ -225,7 +225,8 @@ class _Growing:
 
     def add_draws(self, tree: TokenTree, name: str, vocab_size: int) -> list[int]:
         """Add the draws of one tree; for its nodes the first node of their token; see `join`."""
-        distributions, is_point = tree.distributions, tree.distributions is None
+        distributions = tree.distributions
+        is_point = tree.distributions is None
         if distributions is None:
             chosen = torch.tensor(tree.tokens, dtype=torch.long).unsqueeze(-1)
             distributions = torch.zeros(len(tree), vocab_size).scatter_(-1, chosen, 1.0)

@@ -89,7 +89,8 @@ class Registry(Generic[Base]):
     def find(self, name: str) -> type[Base]:
         if name not in (names := self.names()):
             raise ConfigurationError(f"unknown {self.kind} '{name}': {suggestion(name, names)}")
-        base, module_name = pkgutil.resolve_name(self._base), self._module(name)
+        base = pkgutil.resolve_name(self._base)
+        module_name = self._module(name)
         classes: list[Any] = [
             value
             for value in vars(importlib.import_module(module_name)).values()

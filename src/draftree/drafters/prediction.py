@@ -76,14 +76,16 @@ class PredictionDrafter(CountingDrafter[PredictionState]):
 
     def _matches(self, state: PredictionState, depth: int) -> list[Match]:
         """Return the current position and, while it is uncertain, others; the best of them may replace it."""
-        prediction, output = state.prediction, state.view.history.output
+        prediction = state.prediction
+        output = state.view.history.output
         if not len(prediction):
             return []
         for token in output[state.num_read :].tolist():
             if state.place < len(prediction) and prediction[state.place] == token:
                 state.place, state.run, state.is_lost = state.place + 1, min(state.run + 1, LONGEST), False
             else:
-                state.run, state.is_lost = 0, True
+                state.run = 0
+                state.is_lost = True
         state.num_read = len(output)
 
         def match(place: int, length: int, weight: float = 1.0) -> Match:

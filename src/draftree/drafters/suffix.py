@@ -46,7 +46,8 @@ class TextTables(OwnedLearner[Occurrences]):
         self, orders: tuple[int, ...], *, memory: int, vocab_size: int, store: LearningStore | None = None
     ) -> None:
         super().__init__(f"{store.fingerprint if store else ''} {vocab_size} {orders}", store)
-        self._memory, self._vocab_size = memory, vocab_size
+        self._memory = memory
+        self._vocab_size = vocab_size
         room = min(FIRST_ROOM, memory) if self._by_owner else memory
         self._build = partial(Occurrences, orders, capacity=memory, room=room)
         self._texts = self._tokens = 0
@@ -155,7 +156,8 @@ class SuffixDrafter(CountingDrafter[SuffixState]):
         self._orders = (config.min, max(config.min, LONG_RUN))
         self._earlier: TextTables | None = None
         if config.memory:
-            store, vocab_size = context.learning, context.target.vocab_size
+            store = context.learning
+            vocab_size = context.target.vocab_size
             build = partial(TextTables, self._orders, memory=config.memory, vocab_size=vocab_size, store=store)
             key = ("suffix", self._orders, config.memory)
             self._earlier = build() if store is None else store.learner(key, build)

@@ -88,7 +88,8 @@ class SyntheticDrafter(Drafter[Ahead]):
 
     def draft_one(self, state: Ahead, budget: Budget) -> TokenTree:
         depth = min(self._config.k, budget.depth, budget.num_nodes)
-        output, right = state.view.history.output.tolist(), list[int]()
+        output = state.view.history.output.tolist()
+        right = list[int]()
         if self._config.accept:
             if state.tokens[: len(output)] != output:
                 state.tokens = output + written_ahead(self._target, state.view, state.limit)
@@ -131,7 +132,8 @@ def written_ahead(model: LanguageModel, view: SequenceView, limit: int) -> list[
     model.reserve(model.num_open + 1, limit)
     source = TokenSource(view.source)
     slot = model.open_on(source) if isinstance(model, EncoderDecoder) else model.open()
-    pending, written = history.tokens.tolist(), list[int]()
+    pending = history.tokens.tolist()
+    written = list[int]()
     while len(history) < limit:
         chunk, pending = pending[:CHUNK], pending[CHUNK:]
         last = len(chunk) - 1

@@ -37,7 +37,8 @@ class GeneratedNgramsProcessor(LogitsProcessor):
     """Bans tokens that would repeat an n-gram of `size` tokens after the first `prompt_length` columns of the ids."""
 
     def __init__(self, size: int, prompt_length: int) -> None:
-        self.size, self.prompt_length = size, prompt_length
+        self.size = size
+        self.prompt_length = prompt_length
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Return scores of shape (rows, vocab) with -inf at the banned tokens."""

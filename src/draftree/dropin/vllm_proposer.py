@@ -162,7 +162,9 @@ def best_path(tree: TokenTree, depth: int) -> list[int]:
     if not tree.scores:
         last = max(range(len(tree)), key=lambda node: depths(tree.parents)[node], default=-1)
         return [tree.tokens[node] for node in tree.path(last)][:depth]
-    children, tokens, node = tree.children(), list[int](), -1
+    children = tree.children()
+    tokens = list[int]()
+    node = -1
     while children[node + 1] and len(tokens) < depth:
         node = max(children[node + 1], key=lambda child: (tree.scores[child], -child))
         tokens.append(tree.tokens[node])

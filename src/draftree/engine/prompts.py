@@ -271,9 +271,11 @@ class PromptEncoder:
 
 def encoder_of(model: LanguageModel, tokenizer: Tokenizer | None, *, allow_control_tokens: bool) -> PromptEncoder:
     """Return the encoder of a model's prompts, which are sources if it is an encoder-decoder model."""
-    size, start = model.vocab_size, None
+    size = model.vocab_size
+    start = None
     if isinstance(model, EncoderDecoder):
-        size, start = model.source_vocab_size, model.rules.start_ids
+        size = model.source_vocab_size
+        start = model.rules.start_ids
     return PromptEncoder(tokenizer, size, allow_control_tokens=allow_control_tokens, decoder_start=start)
 
 

@@ -92,7 +92,8 @@ class SequenceFactory:
             )
             request = SlotRequest(sequence.history, sequence.controls, limit, traits is NO_DRAFTS)
             sequence.opens = self.parts.target.opener(request)
-            sequence.kernels, sequence.fallback_reason = self.kernels, self.fallback_reason
+            sequence.kernels = self.kernels
+            sequence.fallback_reason = self.fallback_reason
             sequence.rounds = [] if options.trace else None
             sequence.client_drafts = ClientDrafts() if options.drafted_by_client else None
             sequence.records_picks = self.records_picks

@@ -246,12 +246,14 @@ class ClientDrafts:
         self._tree = tree
         if self.left is not None:
             self.seconds = max(0.0, arrived - self.left)
-        self.arrived, self.left = arrived, None
+        self.arrived = arrived
+        self.left = None
 
     def take(self) -> TokenTree:
         """Return the tree, and wait for the next one; an empty tree if none has arrived."""
         tree, self._tree = self._tree, None
-        self.since, self.has_taken = next(_ROUND_NUMBERS), True
+        self.since = next(_ROUND_NUMBERS)
+        self.has_taken = True
         return EMPTY if tree is None else tree
 
 
@@ -302,7 +304,8 @@ class WritingSequence:
     def __post_init__(
         self, prompt: Sequence[int], draft_controls: Controls | None, draft: str, owner: str | None
     ) -> None:
-        controls, params = self.controls, self.controls.params
+        controls = self.controls
+        params = self.controls.params
         self.history = History(prompt, capacity=self.limit)
         source = () if self.source is None else self.source.tokens
         self.view = SequenceView(
@@ -389,7 +392,8 @@ class WritingSequence:
         may_end = self.history.num_output_tokens > self.controls.params.min_tokens
         self._add(self._stop.push(text, may_end=may_end), drafted)
         if self._stop.matched is not None:
-            self.finish_reason, self.stop_reason = FinishReason.STOP, self._stop.matched
+            self.finish_reason = FinishReason.STOP
+            self.stop_reason = self._stop.matched
 
     def _end(self, reason: FinishReason, drafted: bool) -> None:
         rest = "" if self.detokenizer is None else self.detokenizer.finish()
@@ -431,7 +435,8 @@ class WritingSequence:
             tuple(self.logprobs[first:end]),
             tuple(self.rounds or ()),
         )
-        self._unshown, self._num_shown = [], end
+        self._unshown = []
+        self._num_shown = end
         if self.rounds:
             self.rounds = []
         return update

@@ -100,7 +100,8 @@ class HeadConfig:
         positive = ("target_hidden", "hidden", "vocab_size", "draft_vocab_size", "depth", "max_length")
         optional = ("num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate", "block_size", "markov_rank")
         for name in (*positive, *optional):
-            value, least = getattr(self, name), int(name in positive)
+            value = getattr(self, name)
+            least = int(name in positive)
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MAX_SIZE:
                 yield f"{name} is {value!r}: it must be an integer from {least} to {MAX_SIZE}"
         if self.draft_vocab_size > self.vocab_size:

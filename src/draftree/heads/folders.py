@@ -54,7 +54,8 @@ MAX_NAMED = 12
 
 def require_tensors(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], layout: str) -> None:
     """Check that floating-point tensors have the names and shapes of a head's parameters, no more and no less."""
-    missing, unexpected = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
+    missing = sorted(wanted.keys() - tensors.keys())
+    unexpected = sorted(tensors.keys() - wanted.keys())
     if missing or unexpected:
         parts = [f"missing: {_listed(missing)}"] if missing else []
         parts += [f"unexpected: {_listed(unexpected)}"] if unexpected else []

@@ -60,7 +60,8 @@ def require_exportable(config: HeadConfig, target: ExportTarget, layout: str, re
     """Check that no reason against a layout is true, and that the target is the one that the head was made for."""
     if failed := [reason for reason, holds in reasons.items() if holds]:
         raise ConfigurationError(f"a head of kind '{config.kind}' cannot be exported to {layout}: {'; '.join(failed)}")
-    hidden, vocab_size = target.hidden, target.output.shape[0]
+    hidden = target.hidden
+    vocab_size = target.output.shape[0]
     if (hidden, vocab_size) != (config.target_hidden, config.vocab_size):
         raise ConfigurationError(
             f"the head was made for hidden states of {config.target_hidden} and a vocabulary of {config.vocab_size}, "

@@ -342,7 +342,8 @@ def _examine_draft(
         note = parts.drafters[0].drafter.note
     except (ConfigurationError, VocabularyMismatchError) as error:
         problem = str(error)
-    nodes, reports = methods.planner.default_nodes, tuple(report for _, report in draft_models)
+    nodes = methods.planner.default_nodes
+    reports = tuple(report for _, report in draft_models)
     return parts, DraftReport(str(settings.options.draft), nodes, reports, note, problem)
 
 

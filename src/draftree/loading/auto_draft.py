@@ -82,7 +82,8 @@ def tuned_for(loaded: LoadedModel) -> tuple[TunedDraft | None, str | None]:
     """Return the kept result of a model, and a sentence if results of it exist that do not count here."""
     if config_folder() is None or not loaded.model.fingerprint:
         return None, None
-    difference, conditions = None, conditions_of(loaded)
+    difference = None
+    conditions = conditions_of(loaded)
     for result in _read_tuned(_tuned_file(loaded.model.fingerprint)):
         difference = result.difference(conditions)
         if difference is None:

@@ -199,7 +199,8 @@ def _names_of(model: Path) -> set[str]:
 @contextlib.contextmanager
 def _packing_folder(place: Path) -> Iterator[Path]:
     """Yield a temporary folder for the packed weights at a place, whose lock is held."""
-    cache, name = Cache(), f"{FOLDER}-{place.name}"
+    cache = Cache()
+    name = f"{FOLDER}-{place.name}"
     with cache.locked(name), cache.scratch(name) as work:
         yield work
 

@@ -144,7 +144,8 @@ def _require_room(folder: Path, loader: Any, dtype: torch.dtype | str, *, device
             f"'{folder / 'config.json'}' describes a model of {values} values and {tables} bytes of tables, and its "
             f"weight files have {stored} bytes; {get_again(folder)}"
         )
-    needed, free = weights + tables, free_memory(device)
+    needed = weights + tables
+    free = free_memory(device)
     if free is not None and needed > free:
         raise ModelLoadError(
             f"model '{folder}' takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free on {device}: free memory, "
@@ -251,7 +252,8 @@ def wrap_checked(model: Any, name: str, *, shapes: Shapes | None = None) -> HFMo
 
 
 def _limit_to_checked(ours: HFModel | HFEncoderDecoder, result: CheckResult, name: str) -> None:
-    ours.supports_trees, ours.self_check = result.trees_ok, result
+    ours.supports_trees = result.trees_ok
+    ours.self_check = result
     if not result.trees_ok:
         logger.warning("%s: trees are not scored exactly (error %.1e): chains only", name, result.tree_error)
 

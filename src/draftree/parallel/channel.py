@@ -418,7 +418,9 @@ def _accepted(listener: socket.socket, secret: bytes, ranks: range, end: float) 
             missing = sorted({rank for rank in ranks for kind in (MESSAGES, LIFELINE) if (rank, kind) not in accepted})
             raise RankError(f"ranks {missing} did not connect: start all processes with the same options") from error
         peer.settimeout(HELLO_SECONDS)
-        known, rank, kind = b"", 0, 0
+        known = b""
+        rank = 0
+        kind = 0
         with contextlib.suppress(OSError):
             known, rank, kind = HELLO.unpack(_received_exactly(peer, HELLO.size))
         if secrets.compare_digest(known, secret) and rank in ranks and kind in (MESSAGES, LIFELINE):

@@ -99,7 +99,8 @@ class PassCosts:
         known = sorted(pass_seconds) or [1]
         seconds = list(accumulate((pass_seconds.get(rows, 1.0) for rows in reversed(known)), min))[::-1]
         slope = seconds[-1] / known[-1] if len(known) > 1 else 0.02 * seconds[0]
-        places, values = [*known, known[-1] + MAX_ROWS], [*seconds, seconds[-1] + slope * MAX_ROWS]
+        places = [*known, known[-1] + MAX_ROWS]
+        values = [*seconds, seconds[-1] + slope * MAX_ROWS]
         self._base: list[float] = np.interp(range(MAX_ROWS + 1), places, values).tolist()
         self._has_scale = bool(pass_seconds)
         self._cells: dict[int, _Cell] = {}
@@ -457,11 +458,15 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
         rates = [self._rates(index, state) for state in states]
         gains = [list(accumulate(own, mul)) for own in rates]
         unread = sum(max(0, state.length - state.num_read[index]) for state in states)
-        best_depth, best_tokens, best_seconds = 0, tokens, seconds
+        best_depth = 0
+        best_tokens = tokens
+        best_seconds = seconds
         spent = seconds + plan.costs.catching_up(unread) / AUTO.catch_up_rounds
         if seconds == self._plain:  # no draft of this round has paid for planning and for a slower pass
             spent += self._overhead + max(0.0, self._curve[0] - self._plain)
-        total, rows, reach = tokens, 0.0, float(batch)
+        total = tokens
+        rows = 0.0
+        reach = float(batch)
         for level in range(depth):
             further = plan.costs.of(level + 1) - plan.costs.of(level)
             spent += min(1.0, reach) * further + self._row_seconds(rows + reach) - self._row_seconds(rows)
@@ -470,7 +475,9 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
             # a calibrated drafter goes on where its tokens are likely to survive: about as often as they do
             reach = gain if plan.part.is_calibrated else reach
             if total / spent > best_tokens / best_seconds:
-                best_depth, best_tokens, best_seconds = level + 1, total, spent
+                best_depth = level + 1
+                best_tokens = total
+                best_seconds = spent
         best_speed = best_tokens / best_seconds
         plan.rate = rates[0][0]
         plan.is_on = best_depth > 0

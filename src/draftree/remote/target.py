@@ -73,7 +73,8 @@ class _Turn:
     bonus: int = -1
 
     def picks(self) -> list[int]:
-        picks, row = [-1] * self.num_rows, 0
+        picks = [-1] * self.num_rows
+        row = 0
         for node in self.path:
             picks[row], row = self.tree.tokens[node], node + 1
         picks[row] = self.bonus

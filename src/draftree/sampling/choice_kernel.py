@@ -93,7 +93,8 @@ def _scan(
     num_columns: Any, HAS_IDS: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     """Write the largest and the next score of a block of columns, the sum of exponentials, and the first's column."""
-    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
     column = block * BLOCK + tl.arange(0, BLOCK)
     inside = column < num_columns
     scores = tl.load(logits + row * stride + column, mask=inside, other=float("-inf"))

@@ -56,7 +56,8 @@ class Timestamps(Processor):
     tokens: TimestampTokens
 
     def apply(self, logits: Tensor, context: RowContext) -> Tensor:
-        first, end = self.tokens.first, self.tokens.end
+        first = self.tokens.first
+        end = self.tokens.end
         logits[:, self.tokens.off] = -math.inf
         output: list[int] = context.history.output.tolist()
         written = _last_timestamp(output, first)
@@ -312,7 +313,8 @@ def decoding_rules(model: Any) -> DecodingRules:
 
 
 def _speech_rules(config: Any) -> SpeechRules | None:
-    no_timestamps, languages = _value(config, "no_timestamps_token_id", None), _value(config, "lang_to_id", {})
+    no_timestamps = _value(config, "no_timestamps_token_id", None)
+    languages = _value(config, "lang_to_id", {})
     if no_timestamps is None and not languages:
         return None
     codes = {name.strip("<|>").lower(): int(token) for name, token in languages.items()}
@@ -322,7 +324,8 @@ def _speech_rules(config: Any) -> SpeechRules | None:
     if no_timestamps is not None and end is not None:
         most = _value(config, "max_initial_timestamp_index", None)
         timestamps = TimestampTokens(int(no_timestamps), int(end), None if most is None else int(most))
-    previous, suppressed = _value(config, "prev_sot_token_id", None), _value(config, "suppress_tokens", ())
+    previous = _value(config, "prev_sot_token_id", None)
+    suppressed = _value(config, "suppress_tokens", ())
     if previous is None and no_timestamps is not None and len(suppressed) > 1:
         previous = suppressed[-2]  # as in generate: the configurations of Whisper name it there
     return SpeechRules(

@@ -397,7 +397,8 @@ def ban_ngrams_of_source(
         raise ValueError(f"size={size}: an n-gram has at least 1 token")
     if len(tokens) % len(source):
         raise ValueError(f"{len(tokens)} rows cannot be divided among {len(source)} sources: give rows of all sources")
-    last, width = size - 1, tokens.shape[1]
+    last = size - 1
+    width = tokens.shape[1]
     if width < last or source.shape[1] < size:
         return scores
     contexts = tokens[:, width - last :].reshape(len(source), len(tokens) // len(source), last)

@@ -72,7 +72,8 @@ class KeyRing:
         scheme, _, secret = authorization.partition(" ")
         if scheme.lower() != "bearer" or not secret.strip():
             raise _unauthorized("the header Authorization must have the form 'Bearer KEY'", "invalid_api_key")
-        digest, match = _digest(secret.strip()), None
+        digest = _digest(secret.strip())
+        match = None
         for known, key in self._keys:  # all of them: the time does not depend on which one matches
             if hmac.compare_digest(known, digest):
                 match = key

@@ -210,7 +210,8 @@ class Metrics:
         gate: Gate,
         is_ready: Callable[[], bool],
     ) -> None:
-        self._pool, self._meters = pool, meters
+        self._pool = pool
+        self._meters = meters
         self._requests = requests
         self._gate = gate
         self._is_ready = is_ready

@@ -130,9 +130,12 @@ class TagSplitter(Splitter):
         self._buffer += text
         deltas: list[Delta] = []
         if self._stage is Stage.BEFORE:
-            start, opening = self._buffer.lstrip(SPACE), self._form.opening
+            start = self._buffer.lstrip(SPACE)
+            opening = self._form.opening
             if start.startswith(opening):
-                self._stage, self._buffer, self._skips_space = Stage.INSIDE, start.removeprefix(opening), True
+                self._stage = Stage.INSIDE
+                self._buffer = start.removeprefix(opening)
+                self._skips_space = True
             elif opening.startswith(start):
                 return deltas
             else:

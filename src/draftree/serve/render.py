@@ -173,7 +173,8 @@ class Report:
                 for piece in choice.update.pieces
             ]
         if self._wanted.rounds:
-            texts, rounds = job.served.texts, choice.update.rounds
+            texts = job.served.texts
+            rounds = choice.update.rounds
             report["rounds"] = [round_json(choice.index, record, texts, draft=job.draft) for record in rounds]
         return report
 

@@ -82,7 +82,8 @@ class LongSpeech:
             )
         self._work, self._features, self._conditioned = work, features, conditioned
         self._speech, self.detected = dataclasses.replace(speech, timestamps=True), detected
-        self._first_timestamp, self._size = rules.timestamps.first, work.shape[1]
+        self._first_timestamp = rules.timestamps.first
+        self._size = work.shape[1]
         self._stride = self._size // work.target.max_source_length
         self._step = work.longest / work.target.max_source_length
         self._seek = 0

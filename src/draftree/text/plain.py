@@ -125,7 +125,8 @@ def plain_facts(theirs: Any, folder: Path) -> PlainFacts | None:
 
 
 def _are_alike(ours: PlainBackend, theirs: Any) -> bool:
-    plain, full = Tokenizer(ours), Tokenizer(theirs)
+    plain = Tokenizer(ours)
+    full = Tokenizer(theirs)
     tokens = [token.content for token in ours.added_tokens_decoder.values()]
     for text in [*TEXTS, *(f"a{token} {token}{token}b" for token in tokens[:SPECIALS])]:
         if any(plain.encode(text, added) != full.encode(text, added) for added in (True, False)):
@@ -135,7 +136,8 @@ def _are_alike(ours: PlainBackend, theirs: Any) -> bool:
     # after the texts, whose encoding makes transformers turn truncation and padding off
     if ours.backend_tokenizer.to_str() != theirs.backend_tokenizer.to_str():
         return False
-    choose, size = random.Random(5), len(plain.vocabulary())
+    choose = random.Random(5)
+    size = len(plain.vocabulary())
     for _ in range(SEQUENCES):
         ids = [choose.randrange(size) for _ in range(LENGTH)]
         if any(plain.decode(ids, skipped) != full.decode(ids, skipped) for skipped in (True, False)):

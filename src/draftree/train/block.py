@@ -64,7 +64,9 @@ VARIANTS = (
 
 def start_block(prepared: Prepared, options: HeadOptions, markov_rank: int | None) -> tuple[DFlashHead, ScaledTexts]:
     """Return the head before training, in the dtype of computation, and the data with its hidden states."""
-    start, parts, depth = options.start, prepared.parts, prepared.settings.depth
+    start = options.start
+    parts = prepared.parts
+    depth = prepared.settings.depth
     source = None if start is None else read_head(start, dtype=torch.float32)
     if source is not None:
         options.require_sizes_of_start(but="layers")
@@ -79,7 +81,8 @@ def start_block(prepared: Prepared, options: HeadOptions, markov_rank: int | Non
             raise ConfigurationError(
                 f"a block head cannot start from this head: {reason}; leave out --from for a new one"
             )
-        base, vocabulary = source.config.changed(num_layers=options.layers), source.vocabulary
+        base = source.config.changed(num_layers=options.layers)
+        vocabulary = source.vocabulary
     counts = prepared.data.counts(answers_only=False)
     config = base.changed(
         kind=DSPARK,
@@ -146,7 +149,8 @@ def seed_block(head: DFlashHead, source: Eagle3Head) -> None:
     Args:
         source: of the same sizes; its first product reads hidden states as that of `head` does.
     """
-    first, layer = head.layers[0], source.layers[0]
+    first = head.layers[0]
+    layer = source.layers[0]
     assert isinstance(first, BlockLayer), "block heads have layers of their own"
     assert isinstance(layer, Layer), "heads have decoder layers"
     assert layer.hidden_norm is not None, "the first layer of eagle3 joins both"

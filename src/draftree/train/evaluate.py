@@ -257,14 +257,16 @@ BINS = 10
 PRIOR = 10.0
 """Weight of the identity, in samples."""
 STEPS = 50
-FITS, MEASURES = 0, 1
+FITS = 0
+MEASURES = 1
 
 
 class ConfidenceFit:
     """Samples of judged drafts, and the fit. `add` is the `watch` of an evaluation."""
 
     def __init__(self, depth: int) -> None:
-        self._depth, self._num_texts = depth, 0
+        self._depth = depth
+        self._num_texts = 0
         self._samples: dict[tuple[bool, int, int], list[Tensor]] = defaultdict(list)
         """Logits of shares beside whether they matched, shape (2, samples), by kind of text, level and use."""
 

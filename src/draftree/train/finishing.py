@@ -134,7 +134,9 @@ def train(
         usage: spec of the drafter.
         watch: called with the judged steps of the last evaluation.
     """
-    job, output, note = prepared.job, prepared.job.output, prepared.note
+    job = prepared.job
+    output = prepared.job.output
+    note = prepared.note
     if prepared.processes.count == 1:
         trainee.keep_rows(prepared.data)
     run = TrainingRun(trainee, prepared.settings, job.training, prepared.processes, report=prepared.report)

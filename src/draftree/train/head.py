@@ -160,8 +160,10 @@ def fresh(head: Any, parts: TargetParts, *, trains_output: bool, seed: int) -> A
                 if name.endswith("markov_w2.weight"):
                     parameter.mul_(SMALL)
         # mix all hidden states at random, and pass a share of the deepest one through, from elements of size 1
-        fc, config = head.fc, head.config
-        width, kept = config.target_hidden, min(config.hidden, config.target_hidden)
+        fc = head.fc
+        config = head.config
+        width = config.target_hidden
+        kept = min(config.hidden, config.target_hidden)
         deepest = max(range(len(config.features)), key=lambda i: config.features[i] % (1 << 30))
         fc.weight.copy_(torch.randn(fc.weight.shape, generator=generator) * fc.in_features**-0.5)
         fc.weight[:kept, deepest * width : deepest * width + kept] += PASSED * torch.eye(kept)
@@ -179,7 +181,8 @@ def norm_gain(parts: TargetParts) -> Tensor:
     width, output = parts.hidden, parts.output
     probe = torch.randn(width, generator=torch.Generator().manual_seed(0)) * 4
     outputs = parts.finish(torch.stack((torch.ones(width), probe)).to(output)).float().cpu()
-    gain, wanted = outputs[0], outputs[0] * probe * probe.square().mean().rsqrt()
+    gain = outputs[0]
+    wanted = outputs[0] * probe * probe.square().mean().rsqrt()
     close = torch.allclose(outputs[1], wanted, rtol=0.05, atol=0.05 * float(wanted.abs().mean()) + 1e-6)
     return gain if close else torch.ones(width)
 
@@ -280,7 +283,9 @@ def finish_head(
     prepared: Prepared, trainee: TextTrainee, sizes: Tensor, kind: str, facts: dict[str, Any]
 ) -> TrainingResult:
     """Train a head whose hidden states have these sizes, fit its confidence, and write all files."""
-    output, head, fit = prepared.job.output, trainee.module, ConfidenceFit(prepared.settings.depth)
+    output = prepared.job.output
+    head = trainee.module
+    fit = ConfidenceFit(prepared.settings.depth)
 
     def write() -> dict[str, Any]:
         fold(head, sizes)

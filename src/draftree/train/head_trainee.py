@@ -65,7 +65,9 @@ class TextTrainee(ABC):
     ) -> None:
         self.module = module
         self.vocabulary: DraftVocabulary = module.vocabulary if vocabulary is None else vocabulary
-        self._data, self._settings, self._token_weights = data, settings, token_weights
+        self._data = data
+        self._settings = settings
+        self._token_weights = token_weights
         self._device = parts.output.device
         self._seen, self.lengths, self._chains = self._usable(seen)
         self._unseen, self._unseen_lengths, _ = self._usable(unseen)

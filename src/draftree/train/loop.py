@@ -102,7 +102,8 @@ class MasterOptimizer:
         ]
         others = [master for name, master in self._master.items() if name not in orthogonal]
         rate, decay = settings.learning_rate, settings.weight_decay
-        matrices, plain = [own for own in others if own.dim() > 1], [own for own in others if own.dim() <= 1]
+        matrices = [own for own in others if own.dim() > 1]
+        plain = [own for own in others if own.dim() <= 1]
         groups = [
             {"params": own, "weight_decay": own_decay} for own, own_decay in ((matrices, decay), (plain, 0.0)) if own
         ]
@@ -223,7 +224,8 @@ class TrainingRun:
                 f"{path} was made with other settings: resume with the same ones (only the limits may change), or "
                 "start a new run in another folder"
             )
-        before, now = facts.get("texts", own["texts"]), own["texts"]
+        before = facts.get("texts", own["texts"])
+        now = own["texts"]
         if before != now:
             raise TrainingError(
                 f"{path} was made with {before[0]:,} texts of {before[1]:,} tokens, and this run has {now[0]:,} of "
@@ -290,20 +292,25 @@ class TrainingRun:
 
     def _next_texts(self) -> list[int]:
         """Return this process's part of the next batch."""
-        state, settings = self.state, self._settings
+        state = self.state
+        settings = self._settings
         # a resumed run packs its epoch again; it may have used up its last batch
         while not self._batches or state.batch >= len(self._batches):
             if self._batches:
                 state = replace(state, epoch=state.epoch + 1, batch=0)
-            lengths, seed = self._trainee.lengths, settings.seed
+            lengths = self._trainee.lengths
+            seed = settings.seed
             self._batches = list(pack(lengths, settings.batch_tokens, seed=seed, epoch=state.epoch))
         mine = state.batch + self._processes.index
         self.state = replace(state, batch=state.batch + self._processes.count)
         return self._batches[mine] if mine < len(self._batches) else []
 
     def _update(self) -> None:
-        progress, texts = self._progress(), self._next_texts()
-        state, settings, device = self.state, self._settings, self._processes.device
+        progress = self._progress()
+        texts = self._next_texts()
+        state = self.state
+        settings = self._settings
+        device = self._processes.device
         name = settings.first_loss if progress < settings.first_share else settings.loss
         levels = 1 if progress < settings.levels_from else settings.levels
         dtype = torch.float64 if device.type == "cpu" else torch.float32
@@ -361,7 +368,8 @@ class TrainingRun:
 
     def _evaluate(self) -> None:
         evaluation = self._trainee.evaluate(self._settings.evaluate_texts)
-        score, state = evaluation.score, replace(self.state, seconds=self._seconds())
+        score = evaluation.score
+        state = replace(self.state, seconds=self._seconds())
         is_better = score > state.best_score + LEAST_GAIN
         if is_better:
             self.state = replace(state, best_score=score, best_step=state.step, stale=0)
@@ -387,7 +395,8 @@ class TrainingRun:
     ) -> None:
         if not self._is_first:
             return
-        state, share = self.state, self._progress()
+        state = self.state
+        share = self._progress()
         self._report(
             Progress(
                 step=state.step,

@@ -150,7 +150,8 @@ class Prepared:
 
 def prepare(job: TrainingJob, settings: TrainSettings, report: Report = ignore, note: Note = ignore) -> Prepared:
     """Load data and target; nothing is overwritten."""
-    has_run, output = job.training.is_dir(), job.output
+    has_run = job.training.is_dir()
+    output = job.output
     if job.resume and not has_run:
         raise ConfigurationError(f"'{output}' has no run to resume: leave out --resume, or name its folder")
     if not job.resume and has_run:

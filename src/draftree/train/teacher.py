@@ -211,7 +211,8 @@ class TargetRows:
     def _distributions(self, text: Text) -> Teacher:
         """Compute the distributions after all tokens of a text that start a chain."""
         assert text.last is not None, "checked by the caller"
-        device, dtype = self._inside.device, self._parts.output.dtype
+        device = self._inside.device
+        dtype = self._parts.output.dtype
         states = self._parts.finish(text.last[first_chain(text) :].to(device=device, dtype=dtype))
         logits = self._logits(states.float(), self._inside_rows, self._inside)
         outside = torch.full((len(states),), -math.inf)
@@ -238,7 +239,9 @@ class TargetRows:
     def _top(self, text: Text) -> Teacher:
         """Return stored most likely tokens at the temperature; all others count as equally likely."""
         assert text.top is not None, "checked by the caller"
-        first, device, temperature = first_chain(text), self._inside.device, self._temperature
+        first = first_chain(text)
+        device = self._inside.device
+        temperature = self._temperature
         log_p = text.top.logits[first:].to(device)
         if temperature != 1.0:
             log_count = math.log(max(1, self._parts.vocab_size - log_p.shape[1]))

@@ -116,7 +116,8 @@ def dense_settings(file: GgufFile) -> Settings:
 
 
 def expert_settings(file: GgufFile) -> Settings:
-    settings, architecture = shared_settings(file), file.metadata["general.architecture"]
+    settings = shared_settings(file)
+    architecture = file.metadata["general.architecture"]
     settings["num_experts"] = file.setting("expert_count")
     settings["num_experts_per_tok"] = file.setting("expert_used_count")
     settings["moe_intermediate_size"] = file.setting("expert_feed_forward_length")
@@ -299,7 +300,9 @@ class GgufModel:
     """
 
     def __init__(self, file: GgufFile, settings: Settings, sources: dict[str, str]) -> None:
-        self.file, self.settings, self.sources = file, settings, sources
+        self.file = file
+        self.settings = settings
+        self.sources = sources
         self._architecture = ARCHITECTURES[file.metadata["general.architecture"]]
 
     def parts(self, name: str) -> list[str]:
@@ -381,7 +384,8 @@ def _saved_description(file: GgufFile, folder: Path, dtype: Dtype) -> tuple[Gguf
         dtype=dtype,
         stop_ids=ends if len(ends) > 1 else (),
     )
-    model, shapes = GgufModel(file, settings, {}), parameter_shapes(config)
+    model = GgufModel(file, settings, {})
+    shapes = parameter_shapes(config)
     _find_sources(model, shapes)
     return model, shapes
 
@@ -390,7 +394,8 @@ def _find_sources(model: GgufModel, shapes: Mapping[str, tuple[int, ...]]) -> No
     """Find the tensor of every parameter; each tensor of the file must be used, and match in shape."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
-    file, name = model.file, model.file.metadata["general.architecture"]
+    file = model.file
+    name = model.file.metadata["general.architecture"]
     arch = next(arch for arch, spelled in MODEL_ARCH_NAMES.items() if spelled == name)
     names = get_tensor_name_map(arch, file.setting("block_count"))
     for parameter, shape in shapes.items():

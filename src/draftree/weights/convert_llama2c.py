@@ -89,7 +89,9 @@ def read_header(source: Path, content: bytes) -> dict[str, Any]:
 
 def read_weights(source: Path, content: bytes, settings: dict[str, Any]) -> tuple[dict[str, Array], int]:
     """Return the tensors by their transformers names, in its layout of rotated heads, and the position after them."""
-    layers, dim, hidden = settings["num_hidden_layers"], settings["hidden_size"], settings["intermediate_size"]
+    layers = settings["num_hidden_layers"]
+    dim = settings["hidden_size"]
+    hidden = settings["intermediate_size"]
     kv_dim = settings["num_key_value_heads"] * settings["head_dim"]
     embedding = (settings["vocab_size"], dim)
     rope = (settings["max_position_embeddings"], settings["head_dim"] // 2)

@@ -151,7 +151,8 @@ def _parts(config: Any) -> Iterator[tuple[str, Part]]:
         yield f"{model}.embed_positions.weight", Part(f"{side}/position_encodings/encodings")
         yield from norm(f"{model}.layer_norm", f"{side}/layer_norm")
         for layer in range(num_layers):
-            source, module = f"{side}/layer_{layer}", f"{model}.layers.{layer}"
+            source = f"{side}/layer_{layer}"
+            module = f"{model}.layers.{layer}"
             yield from norm(f"{module}.self_attn_layer_norm", f"{source}/self_attention/layer_norm")
             yield from rows(f"{module}.self_attn", ("q_proj", "k_proj", "v_proj"), f"{source}/self_attention/linear_0")
             yield from rows(f"{module}.self_attn", ("out_proj",), f"{source}/self_attention/linear_1")

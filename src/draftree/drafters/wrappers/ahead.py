@@ -232,7 +232,9 @@ class AheadDrafter(Drafter[AheadSequence]):
         owns = [replace(observation, state=observation.state.own) for observation in observations]
         self._settled(self._drafter.observe, owns)
         for observation in observations:
-            state, tree, verdict = observation.state, observation.tree, observation.verdict
+            state = observation.state
+            tree = observation.tree
+            verdict = observation.verdict
             if verdict is not None and state.ready:
                 self._adopt(state, tuple(tree.tokens[node] for node in verdict.path))
                 self._drop(state)
@@ -241,7 +243,8 @@ class AheadDrafter(Drafter[AheadSequence]):
             reason, self._judge = self._judge(self.counts.hits / ended), None
             if reason is not None and self._pool is not None:
                 self._pool.shutdown()
-                self._pool, self._reason = None, reason
+                self._pool = None
+                self._reason = reason
 
     def _adopt(self, state: AheadSequence, path: tuple[int, ...]) -> None:
         """Continue from the stop that the walk took, if its bonus was guessed."""

@@ -49,9 +49,13 @@ class MergedDrafter(Drafter[MergedSequence]):
         vocab_size: int,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._drafters, self._names, self._traits = list(drafters), list(names), list(traits)
+        self._drafters = list(drafters)
+        self._names = list(names)
+        self._traits = list(traits)
         self._features = self.describe(traits).features
-        self._clock, self._draw, self._vocab_size = clock, draw, vocab_size
+        self._clock = clock
+        self._draw = draw
+        self._vocab_size = vocab_size
 
     @classmethod
     def describe(cls, config: Sequence[DraftTraits]) -> DraftTraits:
@@ -134,7 +138,8 @@ class MergedDrafter(Drafter[MergedSequence]):
         budgets: Sequence[Budget],
         earlier: Sequence[Sequence[TokenTree]],
     ) -> list[TokenTree]:
-        rows, held = [], []
+        rows = []
+        held = []
         for row, budget in enumerate(budgets):
             part = budget.of_part(index)
             condition = budget.conditions[index] if budget.conditions else None
@@ -156,7 +161,10 @@ class MergedDrafter(Drafter[MergedSequence]):
             observation.state.maps = []
 
     def _of_part(self, index: int, whole: Observation[MergedSequence]) -> Observation[Any]:
-        trees, verdict, hidden, traits = whole.state.trees, whole.verdict, whole.hidden, self._traits[index]
+        trees = whole.state.trees
+        verdict = whole.verdict
+        hidden = whole.hidden
+        traits = self._traits[index]
         if verdict is not None and not traits.wants_picks:
             verdict = replace(verdict, picks=())
         if verdict is not None and trees:

@@ -139,7 +139,8 @@ def _methods(text: str, plans: Sequence[str], verify: str) -> Iterator[Method]:
     draft, *parts = text.split("@")
     if not drafts(draft):
         raise ConfigurationError(f"method '{text}': plain decoding takes no @; its verifier is set by --verify")
-    planners, verifiers = PLANNERS.names(), VERIFIERS.names()
+    planners = PLANNERS.names()
+    verifiers = VERIFIERS.names()
     chosen: dict[str, str] = {}
     for part in parts:
         name = part.split(":")[0].split(",")[0]
@@ -180,7 +181,9 @@ def _peers_of(method: Method) -> list[Method]:
         case "ngram":
             return [Method(f"transformers lookup k={k}", method.job, PeerMethod(lookup_tokens=k))]
         case "early-exit":
-            name, how = f"transformers early exit {config.layers}", PeerMethod(exit_layers=config.layers)
+            name = f"transformers early exit {config.layers}"
+            how = PeerMethod(exit_layers=config.layers)
         case _:
-            name, how = f"transformers assistant {_without_folder(spec).argument}", PeerMethod(assistant=spec.argument)
+            name = f"transformers assistant {_without_folder(spec).argument}"
+            how = PeerMethod(assistant=spec.argument)
     return [Method(name, method.job, how), Method(f"{name} k={k}", method.job, replace(how, assistant_tokens=k))]

@@ -107,7 +107,9 @@ def distribution_grids(records: Sequence[DistributionRecord]) -> list[Grid]:
     groups: dict[str, list[DistributionRecord]] = {}
     for record in records:
         groups.setdefault(f"{record.category} at {record.temperature:g}", []).append(record)
-    guesses, rules, tokens = [], [], []
+    guesses = []
+    rules = []
+    tokens = []
     for name, part in groups.items():
         cumulated = list(itertools.accumulate(hit_rates(part)))
         positions = sum(record.num_positions for record in part)

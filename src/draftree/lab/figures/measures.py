@@ -213,7 +213,8 @@ def measured_on(trace: Trace, *, what: str) -> str:
     """Return a sentence: what was measured, on which model, drafter, texts and processor."""
     header, about = trace.header, trace.header.about
     by_sequence = steps_by_sequence(trace)
-    texts, tokens = len(by_sequence), sum(step.num_written for steps in by_sequence.values() for step in steps)
+    texts = len(by_sequence)
+    tokens = sum(step.num_written for steps in by_sequence.values() for step in steps)
     facts = [f"{what}: {header.model}", f"drafter {header.draft}", f"{texts} texts, {tokens} tokens"]
     if "temperature" in about:
         facts.append(f"temperature {about['temperature']:g}")
@@ -254,7 +255,8 @@ def decode_rounds(trace: Trace) -> list[tuple[str, dict[str, float], int]]:
 
 def per_text_seconds(trace: Trace) -> tuple[list[float], list[float]]:
     """Return decode seconds and tokens of every text, first rounds excluded."""
-    seconds, tokens = defaultdict[str, float](float), defaultdict[str, float](float)
+    seconds = defaultdict[str, float](float)
+    tokens = defaultdict[str, float](float)
     for name, phases, written in decode_rounds(trace):
         seconds[name] += phases["total"]
         tokens[name] += written

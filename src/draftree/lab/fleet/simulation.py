@@ -523,7 +523,8 @@ class Fleet:
 
     def _client(self, sequence: RunningRequest) -> Process:
         """Send a request to the replica with the least load, and its trees or reads after it."""
-        settings, costs = self._settings, self._settings.host
+        settings = self._settings
+        costs = self._settings.host
         now = yield self._until(sequence.request.arrival)
         replica = min(self._replicas, key=lambda each: each.load)
         replica.load += 1
@@ -548,7 +549,8 @@ class Fleet:
 
     def _read(self, sequence: RunningRequest, replica: Replica, now: float) -> Process:
         """Ask for tokens after every answer; the server answers when it has some."""
-        settings, costs = self._settings, self._settings.host
+        settings = self._settings
+        costs = self._settings.host
         sent = 0
         while sent < sequence.request.output:
             now = yield self._until(now + (settings.read_trip or 0.0) + settings.client_overhead)
@@ -574,7 +576,8 @@ class Fleet:
 
     def _step(self, replica: Replica, now: float) -> Process:
         """Run a step if the replica is idle and has work: host, pass, and host again."""
-        settings, costs = self._settings, self._settings.host
+        settings = self._settings
+        costs = self._settings.host
         if replica.is_stepping:
             return
         replica.admit(settings.max_batch)

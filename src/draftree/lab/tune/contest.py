@@ -142,7 +142,8 @@ class Contest:
         speedups = self._speedups(candidate)
         if not speedups:
             return Standing(candidate, out)
-        samples, plain = self._measured[candidate], self._measured[PLAIN]
+        samples = self._measured[candidate]
+        plain = self._measured[PLAIN]
         ratios = list(speedups.values())
         low, median, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
         return Standing(
@@ -160,7 +161,8 @@ class Contest:
 
     def _speedups(self, candidate: Candidate, start: int = 0) -> dict[int, float]:
         """Return the speed divided by plain decoding's of the same text, by cell from `start` on."""
-        samples, plain = self._measured.get(candidate, {}), self._measured[PLAIN]
+        samples = self._measured.get(candidate, {})
+        plain = self._measured[PLAIN]
         cells = sorted(cell for cell in samples.keys() & plain.keys() if cell >= start)
         return {cell: plain[cell].seconds_per_token / samples[cell].seconds_per_token for cell in cells}
 

@@ -170,7 +170,8 @@ class SlottedModel(LanguageModel):
         late: dict[int, Sequence[int]] = {index: range(len(job.tokens)) for index, job in enumerate(jobs)}
         for index, partial in partials.items():
             known = partial.find(jobs[index].tokens, jobs[index].parents)
-            places, sources = list(known), list(known.values())
+            places = list(known)
+            sources = list(known.values())
             rows = to_device([starts[index] + place for place in places], self.device)
             hidden[rows] = rows_of(partial.hidden(), sources)
             self._pool.memory.move(partial.nodes, sources, places, layers=range(first.end))

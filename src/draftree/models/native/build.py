@@ -145,7 +145,8 @@ def _is_private(group: int) -> bool:
     import pwd
 
     try:
-        user, entry = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+        user = pwd.getpwuid(os.geteuid())
+        entry = grp.getgrgid(group)
     except KeyError:
         return False
     return entry.gr_name == user.pw_name and user.pw_gid == group and set(entry.gr_mem) <= {user.pw_name}

@@ -76,7 +76,9 @@ def plan_rows(
     paths = array("q")
     chunks = [0]
     for slot, chosen in zip(slots, nodes, strict=True):
-        length, depths, parents = slot.length, slot.depths, slot.parents
+        length = slot.length
+        depths = slot.depths
+        parents = slot.parents
         chain = next((node for node, parent in enumerate(parents) if parent != node - 1), len(parents))
         stored = [length + node for node in chosen]
         indices += [slot.index] * len(stored)
@@ -194,7 +196,8 @@ class NativeTrees:
         )
 
     def trees(self) -> list[FoundTree]:
-        trees, total = [], self._count * self._most
+        trees = []
+        total = self._count * self._most
         for tree in range(self._count):
             first = tree * self._most
             end = first + self._results[tree]
@@ -347,7 +350,8 @@ class NativeDecoder:
         return self.library.final_norm(self.packed.decoder, hidden.float().contiguous())
 
     def embedding_facts(self) -> EmbeddingFacts:
-        plan, decoder = self._blueprint, self.packed.decoder
+        plan = self._blueprint
+        decoder = self.packed.decoder
         if plan.start_norm is not None:
             raise UnsupportedModelError(f"{plan.kind} normalizes embeddings: choose a drafter that reads none")
         bias = self.packed.at(decoder.head.bias)
@@ -448,7 +452,8 @@ class NativeDecoder:
         # avoids numpy and torch: a pass has evicted their code from the processor caches
         if memory is not None and memory.version != self._memory_version:
             for index, layer in enumerate(self.packed.layers):
-                layer.keys, layer.values = memory.keys[index].data_ptr(), memory.values[index].data_ptr()
+                layer.keys = memory.keys[index].data_ptr()
+                layer.values = memory.values[index].data_ptr()
             self._form.places = memory.length
             self._form.slot_step = memory.keys[0].stride(0) // memory.keys[0].shape[-1]
             self._memory_version = memory.version

@@ -322,14 +322,16 @@ def read(model: ModelFacts) -> Blueprint:
         raise NativeUnavailableError("its layers have sizes of their own")
     heads = int(config.num_attention_heads)
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
-    rotary, table = first_part(base, "rotary_emb"), first_part(base, *POSITIONS)
+    rotary = first_part(base, "rotary_emb")
+    table = first_part(base, *POSITIONS)
     if table is not None and not isinstance(table, nn.Embedding):
         raise NativeUnavailableError(f"its positions are a {type(table).__name__}, not a table")
     if any("dynamic" in str(rope.get("rope_type")) for rope in rope_settings(config)):
         raise NativeUnavailableError("its rotary positions change with the length of the text")
     if rotary is None and table is None:
         raise NativeUnavailableError(f"{type(base).__name__} has no 'rotary_emb', and no table of positions")
-    first_norm, attention = norms_of(modules[0]).any, part(modules[0], *ATTENTION)
+    first_norm = norms_of(modules[0]).any
+    attention = part(modules[0], *ATTENTION)
     # norms follow their sublayers if the modules run in this order
     is_post_norm = norm_facts(first_norm).kind == LAYER_NORM and not runs_before(
         partial(_probe, model), first_norm, attention
@@ -465,7 +467,8 @@ def require_sizes(plan: Blueprint, names: Names) -> None:
     for name, size, unit in (*units, *(("inner size", size, 32) for size in sorted(inner))):
         if size % unit:
             raise NativeUnavailableError(f"its {name} of {size} is no multiple of {unit}")
-    heads, wide = (plan.heads + 2 * plan.kv_heads) * plan.head_dim, 2 if plan.is_gated else 1
+    heads = (plan.heads + 2 * plan.kv_heads) * plan.head_dim
+    wide = 2 if plan.is_gated else 1
     for layer in plan.layers:
         sizes = (
             sum(linear.outputs for linear in layer.qkv),

@@ -69,7 +69,8 @@ class GroupFunctions:
         """
         places = packed.data_ptr(), blocks.data_ptr()
         if isinstance(source, RowBlocks):
-            rows, order = source.rows, source.order.contiguous()
+            rows = source.rows
+            order = source.order.contiguous()
             self._library.draftree_pack_blocks(
                 rows.data_ptr(), rows.shape[1], order.data_ptr(), len(order), inputs, *places
             )

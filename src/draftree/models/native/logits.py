@@ -87,7 +87,8 @@ class NativeLogits(Logits):
         at = self.at._replace(address=self.at.address + FLOAT_BYTES * row * self.at.stride, rows=1)
         count = min(self.library.max_count, at.width)
         top = self.library.search(at, [noise], count, totals=False, num_threads=self.num_threads)
-        tokens, scores = top.tokens[0], top.scores[0]
+        tokens = top.tokens[0]
+        scores = top.scores[0]
         near = sorted(token for token, score in zip(tokens, scores, strict=True) if score >= scores[0] - NEAR)
         logits = [ctypes.c_float.from_address(at.address + FLOAT_BYTES * token).value for token in near]
         return decided(near, logits, noise)

@@ -183,7 +183,8 @@ def experts_of(mlp: Any, hidden: int, *, names: Names) -> ExpertsBlueprint:
             is_interleaved=interleaved,
         )
 
-    shared, gate = first_part(mlp, "shared_expert"), first_part(mlp, "shared_expert_gate")
+    shared = first_part(mlp, "shared_expert")
+    gate = first_part(mlp, "shared_expert_gate")
     if (shared is None) != (gate is None):
         raise NativeUnavailableError("its shared expert has no gate, or the gate has no expert")
     chosen, is_renormalized = _choice(router, count, hidden)
@@ -216,7 +217,8 @@ def _choice(router: Any, count: int, hidden: int) -> tuple[int, bool]:
     result = router(x)
     if not isinstance(result, tuple) or len(result) != 3:
         raise NativeUnavailableError(f"{type(router).__name__} does not return logits, weights and experts")
-    scores, indices = result[1].float(), result[2]
+    scores = result[1].float()
+    indices = result[2]
     logits = F.linear(x, weight, None if bias is None else bias.detach()).float()
     chosen = int(indices.shape[-1])
     over_all, over_chosen = logits.softmax(-1).gather(-1, indices), logits.gather(-1, indices).softmax(-1)

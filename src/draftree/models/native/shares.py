@@ -125,7 +125,8 @@ def divide(blueprint: Blueprint, rank: int, size: int, memory: TeamMemory) -> Sh
     if any(layer.sinks is not None or layer.down.inputs != blueprint.mlp for layer in blueprint.layers):
         raise NativeUnavailableError("a model with sinks or perceptrons of several sizes is not divided")
     kv_heads = _range_of(blueprint.kv_heads, 1, rank, size)
-    hidden, mlp = _range_of(blueprint.hidden, UNIT, rank, size), _range_of(blueprint.mlp, UNIT, rank, size)
+    hidden = _range_of(blueprint.hidden, UNIT, rank, size)
+    mlp = _range_of(blueprint.mlp, UNIT, rank, size)
     vocab = _range_of(blueprint.head.outputs, UNIT, rank, size)
     group = blueprint.heads // blueprint.kv_heads
     part = replace(
@@ -163,10 +164,12 @@ class ShareWeights(Weights):
         self._weights = weights
         # for each weight and bias, the rows of the whole that belong to the share
         self._rows: dict[str, list[range]] = {}
-        whole, dim = share.whole, share.whole.head_dim
+        whole = share.whole
+        dim = share.whole.head_dim
         queries = range(share.first_head * dim, share.kv_heads.stop * share.group * dim)
         keys = range(share.kv_heads.start * dim, share.kv_heads.stop * dim)
-        first_key, first_value = whole.heads * dim, (whole.heads + whole.kv_heads) * dim
+        first_key = whole.heads * dim
+        first_value = (whole.heads + whole.kv_heads) * dim
         parts: list[tuple[LinearBlueprint, list[range]]] = [(whole.head, [share.vocab])]
         for layer in whole.layers:
             qkv = [[queries], [keys], [keys]]

@@ -65,7 +65,8 @@ class HFModel(TransformersModel, SlottedModel):
         self.fingerprint = fingerprint(model)
         use_in_decoder(model)
         probe = self._probe(num_layers)
-        self.calls, self._groups = probe.calls, probe.groups
+        self.calls = probe.calls
+        self._groups = probe.groups
         # the cache of generate drops keys that a layer without a window of its own would see: texts end before that
         forgotten = [
             window

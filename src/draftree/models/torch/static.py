@@ -118,7 +118,8 @@ def pack_inputs(
     first = 0
     starts: list[int] = []
     for job in jobs:
-        slot, chosen = job.slot, list(job.nodes)
+        slot = job.slot
+        chosen = list(job.nodes)
         end = first + len(chosen)
         rows = slice(first, end)
         reach = np.array(slot.depths)[chosen] + (slot.length - 1)
@@ -285,7 +286,9 @@ class Graphs:
         with api.on_device():
             if self._side is None:
                 self._pool, self._side = api.new_pool(), api.new_stream()
-            side, before, generator = self._side, api.current_stream(), api.generator()
+            side = self._side
+            before = api.current_stream()
+            generator = api.generator()
             graph = api.new_graph()
             try:
                 api.wait(side, before)
@@ -470,5 +473,6 @@ class StaticPasses:
             replay()
             return tuple(outputs)
 
-        prepared.run, prepared.is_captured = replayed, True
+        prepared.run = replayed
+        prepared.is_captured = True
         logger.info("captured a graph of %s", bucket)

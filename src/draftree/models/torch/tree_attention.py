@@ -99,7 +99,8 @@ def tree_attention(
     """
     rows, heads, key_dim = query.shape
     _, kv_heads, length, value_dim = values.shape
-    group, tiles = heads // kv_heads, first_row_of_tile.shape[0]
+    group = heads // kv_heads
+    tiles = first_row_of_tile.shape[0]
     assert keys.shape[1:] == (kv_heads, length, key_dim), "keys and values have the same slots and heads"
     assert query.stride(2) == keys.stride(3) == values.stride(3) == 1, "heads are contiguous"
     assert length * max(keys.stride(2), values.stride(2)) < 1 << 31, "offsets in a slot are 32-bit integers"
@@ -198,7 +199,8 @@ def _add_block(
     so no compiler fuses these operations in one of the two loops only.
     """
     index = first + tl.arange(0, BLOCK_KEYS)
-    key_dims, value_dims = tl.arange(0, BLOCK_KEY), tl.arange(0, BLOCK_VALUE)
+    key_dims = tl.arange(0, BLOCK_KEY)
+    value_dims = tl.arange(0, BLOCK_VALUE)
     if HAS_TREE:
         node = index - prefix
         is_node = (node >= 0) & (index < end)
@@ -248,7 +250,9 @@ def _attend_to_splits(
     WORDS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """Attend with a tile's rows, and all query heads of a key head, to every `num_parts`-th split of their keys."""
-    tile, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    tile = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    part = tl.program_id(2)
     num_rows = tl.load(num_rows_of_tile + tile).to(tl.int32)
     if num_rows == 0:
         return
@@ -262,7 +266,8 @@ def _attend_to_splits(
     end = prefix + _num_seen_nodes(words, WORDS)
     position = tl.load(position_of_row + row).to(tl.int32)
     begin = _first_visible(prefix, tl.min(position, axis=0), window, HAS_WINDOW)
-    key_dims, value_dims = tl.arange(0, BLOCK_KEY), tl.arange(0, BLOCK_VALUE)
+    key_dims = tl.arange(0, BLOCK_KEY)
+    value_dims = tl.arange(0, BLOCK_VALUE)
     query_pointers = query + row[:, None] * query_row + head[:, None] * query_head + key_dims[None, :]
     q = tl.load(query_pointers, mask=(key_dims < KEY_DIM)[None, :], other=0.0)
     key_pointers = keys + slot * keys_slot + kv_head.to(tl.int64) * keys_head + key_dims[None, :]
@@ -302,7 +307,8 @@ def _combine_splits(
     HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """Combine the partial results of one row and head; which splits it reads depends on that row only."""
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
     prefix = tl.load(prefix_of_row + row).to(tl.int32)
     position = tl.load(position_of_row + row).to(tl.int32)
     count = _num_seen_nodes(seen + row * seen_row + tl.zeros((1,), tl.int32), WORDS)
@@ -310,7 +316,8 @@ def _combine_splits(
     end = tl.cdiv(prefix + count, SPLIT)
     heads = tl.num_programs(1)
     place = (row * heads + head) * num_splits
-    chunk, dims = tl.arange(0, CHUNK), tl.arange(0, BLOCK_VALUE)
+    chunk = tl.arange(0, CHUNK)
+    dims = tl.arange(0, BLOCK_VALUE)
     best = float("-inf")
     if HAS_SINKS:
         sink = tl.load(sinks + head).to(tl.float32) * per_unit
@@ -342,8 +349,10 @@ def _store_rows(
     keys_place, values_slot, values_head, values_place,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_KEY: tl.constexpr, BLOCK_VALUE: tl.constexpr,
 ):  # fmt: skip
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    slot, place = tl.load(slots + row).to(tl.int64), tl.load(places + row).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1).to(tl.int64)
+    slot = tl.load(slots + row).to(tl.int64)
+    place = tl.load(places + row).to(tl.int64)
     dims = tl.arange(0, BLOCK_KEY)
     target = keys + slot * keys_slot + head * keys_head + place * keys_place
     row_of_key = tl.load(key + row * key_row + head * key_head + dims, mask=dims < KEY_DIM)

@@ -280,7 +280,9 @@ class Exchange:
         self._rows = max(1, min(MAX_ROWS, (MAX_FRAME_BYTES - SPARE_BYTES) // self.format.row_bytes))
 
     def _join(self) -> dict[str, Any]:
-        split, states, picks = self._address.split, self._address.states, self._address.picks
+        split = self._address.split
+        states = self._address.states
+        picks = self._address.picks
         try:
             reply = self.link.request({"t": "join", "split": split, "states": states, "picks": picks})
         except RefusedError as error:

@@ -324,7 +324,9 @@ def _require_unicode(text: str) -> None:
 
 def _require_few_parts(bare: str) -> None:
     """Bound the expanded size of repetitions."""
-    sizes, last, parts = [0], 0, 0
+    sizes = [0]
+    last = 0
+    parts = 0
     for symbol in _SYMBOL.finditer(re.sub(r"\.+", ".", bare)):
         if symbol[0] == "(":
             sizes.append(0)

@@ -234,7 +234,8 @@ class Languages:
     def _leaves_of(self, language: Language) -> frozenset[Language]:
         """Return the sets of characters and the machines that decide on the derivative."""
         if language not in self._leaves:
-            kind, args = language.kind, language.args
+            kind = language.kind
+            args = language.args
             leaves = frozenset[Language]()
             if kind in ("chars", "machine"):
                 leaves = frozenset([language])

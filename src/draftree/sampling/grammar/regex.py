@@ -57,7 +57,8 @@ def parse(text: str) -> Regex:
 
 def regex_grammar(text: str) -> str:
     """Return the grammar of the texts that an expression matches as a whole."""
-    languages, rules = Languages(), Rules()
+    languages = Languages()
+    rules = Rules()
     ebnf = rules.text(rules.add_language(languages, language(parse(text), languages, is_search=False), as_text))
     if ebnf is None:
         raise ValueError("no text matches it")
@@ -210,7 +211,8 @@ class _Parser:
             most = least if not count[2] else int(count[3]) if count[3] else None
         elif sign in ("*", "+", "?"):
             self._at += 1
-            least, most = int(sign == "+"), 1 if sign == "?" else None
+            least = int(sign == "+")
+            most = 1 if sign == "?" else None
         elif sign == "{":
             raise self._error("'{' begins no count such as {2,3}: write \\{")
         else:

@@ -128,7 +128,9 @@ class References:
         """Record base URIs, paths and names of a schema and of all nested schemas."""
         if not isinstance(schema, dict) or id(schema) in self._bases:
             return
-        uris, anchors, name = [], [schema.get("$anchor"), schema.get("$dynamicAnchor")], schema.get("$id")
+        uris = []
+        anchors = [schema.get("$anchor"), schema.get("$dynamicAnchor")]
+        name = schema.get("$id")
         if isinstance(name, str) and name.startswith("#"):  # an anchor, up to draft 7
             anchors.append(name[1:] or None)
         elif isinstance(name, str):

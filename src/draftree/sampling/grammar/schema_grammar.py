@@ -275,7 +275,8 @@ class SchemaCompiler:
 
     def _types(self, items: list[_Item]) -> set[str]:
         """Return the types of the values; 'number' stands for all numbers, 'integer' for those alone."""
-        types, typed = set(TYPES), _having(items, "type")
+        types = set(TYPES)
+        typed = _having(items, "type")
         for item in typed:
             value = self._get(item, "type", str, list)
             names = value if isinstance(value, list) else [value]
@@ -386,7 +387,8 @@ class SchemaCompiler:
             attempts = _attempts(others)
         for condition in conditions:
             if condition not in kept:
-                item, word = condition.item, condition.word
+                item = condition.item
+                word = condition.word
                 self._report(item, f"'{word}' {_shown(item.schema[word])}", reason)
         if not kept:
             return self._free_bare_string if is_bare else self._free_string
@@ -523,7 +525,8 @@ class SchemaCompiler:
         rest = self._value([_Item(True if rest is None else rest) for _, rest in tuples], Form.JSON)
         empty: list[Alternative] = []
         if not elements and most != 0:
-            elements, empty = [rest], [['"[]"']] if least == 0 else []
+            elements = [rest]
+            empty = [['"[]"']] if least == 0 else []
         count = len(elements)
         listed = [part for element in elements for part in ('", "', element)][1:]
         more: list[Part] = []
@@ -587,11 +590,13 @@ class SchemaCompiler:
         self, entries: list[_Entry], pair: Ref | None, between: list[Part], *, least: int, most: int | None
     ) -> list[Part]:
         """Return the members of an object: listed ones in order, then free ones; counted if there are bounds."""
-        rules, nothing = self._rules, [self._nothing]
+        rules = self._rules
+        nothing = [self._nothing]
         limit = least if most is None else most + 1  # a higher count makes no difference
 
         def end(count: int, *, is_first: bool) -> Sequence[Part]:
-            missing, room = max(0, least - count), None if most is None else most - count
+            missing = max(0, least - count)
+            room = None if most is None else most - count
             if pair is None or room == 0:
                 return nothing if missing else []
             more = rules.add([*between, pair]).name
@@ -605,7 +610,8 @@ class SchemaCompiler:
             """Return the parts from an entry on, after at least one member; `count` members are written."""
             if place == len(entries):
                 return end(count, is_first=False)
-            entry, following = entries[place], min(count + 1, limit)
+            entry = entries[place]
+            following = min(count + 1, limit)
             is_full = most is not None and following > most
             written = nothing if is_full else [*between, *entry.parts, *rest(place + 1, following)]
             return written if entry.is_required else [rules.add(written, rest(place + 1, count))]
@@ -667,7 +673,8 @@ class _Members:
     """The properties of an object that fits all schemas of a conjunction."""
 
     def __init__(self, compiler: SchemaCompiler, items: list[_Item]) -> None:
-        self._compiler, self._items = compiler, items
+        self._compiler = compiler
+        self._items = items
         self.required = {
             str(name): None for item in _having(items, "required") for name in compiler._get(item, "required", list)
         }

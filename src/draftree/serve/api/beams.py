@@ -252,7 +252,8 @@ def _options(body: BeamBody) -> tuple[dict[str, Any], Sequence[str], Sequence[st
             hint = suggestion(name, [*NAMES, *TEXTS])
             raise invalid(f"'{path}' is unknown: {hint}", path, code="unknown_parameter")
     phrases, allowed = (_texts(name, given.pop(name), most) if name in given else () for name, most in TEXTS.items())
-    words, path = given.get("force_words_ids"), f"{FIELD}.force_words_ids"
+    words = given.get("force_words_ids")
+    path = f"{FIELD}.force_words_ids"
     if phrases and words is not None:
         raise invalid(f"{path} and {FIELD}.force_phrases both require phrases: give one of them", path)
     if isinstance(words, list) and len(words) > MAX_PHRASES:
@@ -409,7 +410,8 @@ async def searched(
         texts = BeamTexts(results, search.params.num_return_sequences, search.has_logprobs)
         _note(record, texts)
         if server.settings.log_prompts:
-            record.prompt, record.texts = list(prompts), [hypothesis.text or "" for hypothesis in texts.hypotheses]
+            record.prompt = list(prompts)
+            record.texts = [hypothesis.text or "" for hypothesis in texts.hypotheses]
         return texts
 
 

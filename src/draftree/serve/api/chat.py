@@ -137,10 +137,12 @@ class Chat:
     async def updates(self) -> AsyncIterator[AnswerUpdate]:
         parsers: dict[int, AnswerParser] = {}
         async for choice in self.job.updates():
-            index, update = choice.index, choice.update
+            index = choice.index
+            update = choice.update
             if index not in parsers:
                 parsers[index] = self.plan.parser(self.job.reasoning)
-            deltas, reason = parsers[index].push(choice.text), None
+            deltas = parsers[index].push(choice.text)
+            reason = None
             if update.is_last:
                 deltas += parsers[index].finish()
                 reason = _reason(str(update.sequence.finish_reason), parsers[index])
@@ -197,7 +199,9 @@ class BlockWriter(ABC):
 @final
 class ChatWriter:
     def __init__(self, chat: Chat, body: ChatBody) -> None:
-        self._chat, self._job, self._body = chat, chat.job, body
+        self._chat = chat
+        self._job = chat.job
+        self._body = body
         self._report = Report(chat.job, body)
         self._num_sent = 0
         self._starts: dict[int, AnswerStart] = {}
@@ -255,7 +259,9 @@ class ChatWriter:
 
     def _chunks(self, part: AnswerUpdate) -> list[dict[str, Any]]:
         """Return the chunks of an update, of one delta each: many clients read only the first call of a chunk."""
-        body, update, deltas = self._body, part.update, part.deltas
+        body = self._body
+        update = part.update
+        deltas = part.deltas
         report = self._report.part(part)
         groups: list[list[Delta]] = [[delta] for delta in deltas]
         logprobs: dict[int, Sequence[TokenLogprob]] = {}

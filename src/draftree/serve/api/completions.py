@@ -50,7 +50,8 @@ class CompletionWriter:
         self._num_sent = 0
 
     async def whole(self) -> dict[str, Any]:
-        completions, choices = await self._job.finish(self._report.add), []
+        completions = await self._job.finish(self._report.add)
+        choices = []
         for index, done in enumerate(completions):
             choice = self._choice(index, done.text, done.token_ids, done.logprobs or (), is_first=True, is_last=True)
             if self._body.prompt_logprobs is not None:
@@ -72,7 +73,8 @@ class CompletionWriter:
             yield encoder.event(last)
 
     def _chunk(self, part: ChoiceUpdate) -> dict[str, Any] | None:
-        body, update = self._body, part.update
+        body = self._body
+        update = part.update
         is_first = part.index not in self._begun
         self._begun.add(part.index)
         report = self._report.part(part)
@@ -97,9 +99,12 @@ class CompletionWriter:
         """Return a text, or its next part."""
         place, number = divmod(index, self._job.options.n)
         submission = self._job.submissions[place]
-        sequence, drops = submission.sequences[number], self._job.drops_text
+        sequence = submission.sequences[number]
+        drops = self._job.drops_text
         if drops:
-            text, ids, entries = "", (), ()
+            text = ""
+            ids = ()
+            entries = ()
         echo = self._echoed[place] if self._echoed and is_first else ""
         choice: dict[str, Any] = {
             "index": index,
@@ -319,7 +324,8 @@ async def _infill_events(body: InfillBody, request: Request) -> AsyncGenerator[b
     async with _running_infill(body, request) as (job, _):
         yield b""
         async for choice in job.updates():
-            end, sequence = {"stop": False}, choice.update.sequence
+            end = {"stop": False}
+            sequence = choice.update.sequence
             if choice.update.is_last:
                 end = _end(job, str(sequence.finish_reason), sequence.stop_reason)
             yield event({"index": 0, "content": choice.text, **end})

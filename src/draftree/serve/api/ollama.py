@@ -344,7 +344,8 @@ def _calls(deltas: Iterable[Delta]) -> list[dict[str, Any]]:
 
 def _facts(part: AnswerUpdate) -> dict[str, Any]:
     """Return what a line says besides its content."""
-    job, update = part.job, part.update
+    job = part.job
+    update = part.update
     facts = {"model": job.served.name, "created_at": _time(time.time()), "done": update.is_last}
     if job.options.logprobs is not None:
         facts["logprobs"] = chat_logprobs(update.logprobs, job.served.texts)
@@ -416,7 +417,8 @@ def _details(model: ServedModel) -> dict[str, Any]:
 
 
 def _capabilities(model: ServedModel) -> list[str]:
-    tokenizer, template = model.tokenizer, model.chat_template
+    tokenizer = model.tokenizer
+    template = model.chat_template
     if tokenizer is None:
         return ["completion"]
     capabilities = {

@@ -263,7 +263,10 @@ class ResponseWriter(BlockWriter):
 
     def __init__(self, body: ResponsesBody, chat: Chat, *, suffix: str) -> None:
         super().__init__()
-        self._body, self._chat, self._job, self._suffix = body, chat, chat.job, suffix
+        self._body = body
+        self._chat = chat
+        self._job = chat.job
+        self._suffix = suffix
         self._start = AnswerStart(chat.job.reasoning, chat.job.served.texts)
         self._report = Report(chat.job, body)
         self._output: list[dict[str, Any]] = []
@@ -276,7 +279,8 @@ class ResponseWriter(BlockWriter):
         return [self._event(kind, response=self.response()) for kind in ("response.created", "response.in_progress")]
 
     def push(self, part: AnswerUpdate) -> list[Event]:
-        update, deltas = part.update, part.deltas
+        update = part.update
+        deltas = part.deltas
         report = self._report.part(part)
         events = [self._event(REPORT, draftree=report)] if report else []
         if self._report.is_wanted and not self._body.stream:
@@ -308,7 +312,8 @@ class ResponseWriter(BlockWriter):
         return [*events, self._event("response.failed", response=self.response())]
 
     def response(self) -> dict[str, Any]:
-        body, head = self._body, self._chat.head
+        body = self._body
+        head = self._chat.head
         sampling = head.model.llm.llm.requests.resolved(self._job.options).sampling
         form = body.text.format if body.text is not None else None
         return {
@@ -358,12 +363,15 @@ class ResponseWriter(BlockWriter):
         item: dict[str, Any]
         part: dict[str, Any] | None = None
         if delta.kind == "call":
-            prefix, item = "fc", {"type": "function_call", "call_id": delta.id, "name": delta.name, "arguments": ""}
+            prefix = "fc"
+            item = {"type": "function_call", "call_id": delta.id, "name": delta.name, "arguments": ""}
         elif delta.kind == "reasoning":
-            prefix, item = "rs", {"type": "reasoning", "summary": [], "content": []}
+            prefix = "rs"
+            item = {"type": "reasoning", "summary": [], "content": []}
             part = {"type": "reasoning_text", "text": ""}
         else:
-            prefix, item = "msg", {"type": "message", "role": "assistant", "content": []}
+            prefix = "msg"
+            item = {"type": "message", "role": "assistant", "content": []}
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         item = {"id": f"{prefix}_{uuid.uuid4().hex}{self._suffix}", **item, "status": "in_progress"}
         self._output.append(item)
@@ -490,7 +498,8 @@ async def _writing(
 def _conversation(body: ResponsesBody, request: Request) -> tuple[list[Mapping[str, Any]], int]:
     """Return the items of a request after those of the conversation that it continues, and the number of these."""
     server = server_of(request)
-    key, name = server.key_of(request).name, body.previous_response_id
+    key = server.key_of(request).name
+    name = body.previous_response_id
     previous = () if name is None else server.responses.get(key, name)
     if previous is None:
         reason = "is not stored, or no longer: send the whole conversation as 'input'"
@@ -501,7 +510,8 @@ def _conversation(body: ResponsesBody, request: Request) -> tuple[list[Mapping[s
 
 def _keep(body: ResponsesBody, request: Request, items: Sequence[Mapping[str, Any]], writer: ResponseWriter) -> None:
     if body.store is not False:
-        server, response = server_of(request), writer.response()
+        server = server_of(request)
+        response = writer.response()
         server.responses.put(server.key_of(request).name, response["id"], [*items, *response["output"]])
 
 

@@ -119,7 +119,8 @@ class JsonScan:
                 return len(self._open) <= MAX_DEPTH
             case State.VALUE | State.VALUE_OR_END | State.KEY | State.KEY_OR_END, '"':
                 self._is_key = self.state in (State.KEY, State.KEY_OR_END)
-                self.state, self._token = State.STRING, ""
+                self.state = State.STRING
+                self._token = ""
             case State.COLON, ":":
                 self.state = State.VALUE
             case State.COMMA_OR_END, ",":
@@ -129,7 +130,8 @@ class JsonScan:
                     return False
                 self._end_value()
             case State.VALUE | State.VALUE_OR_END, _:
-                self.state, self._token = State.SCALAR, character
+                self.state = State.SCALAR
+                self._token = character
                 return SCALAR_START.fullmatch(character) is not None
             case _:
                 return False
@@ -322,12 +324,14 @@ class XmlReader(CallReader):
             head = HEAD.fullmatch(self._part)
             if head is None or head[1] not in self._schemas:
                 return self._partial("<function=")
-            self.name, self._part = head[1], ""
+            self.name = head[1]
+            self._part = ""
         elif self._parameter is not None:
             if self._part.endswith(VALUE_END):
                 self._value(self._part.removesuffix(VALUE_END))
         elif (head := PARAMETER.fullmatch(self._part)) is not None and head[1] not in self._seen:
-            self._parameter, self._part = head[1], ""
+            self._parameter = head[1]
+            self._part = ""
             self._seen.add(head[1])
         elif END.fullmatch(self._part):
             self.arguments.append("}" if self._seen else "{}")
@@ -438,8 +442,11 @@ class CallParser:
         hidden: frozenset[str],
         max_calls: int | None,
     ) -> None:
-        self._family, self._schemas = family, schemas
-        self._is_bare, self._hidden, self._max_calls = is_bare, hidden, max_calls
+        self._family = family
+        self._schemas = schemas
+        self._is_bare = is_bare
+        self._hidden = hidden
+        self._max_calls = max_calls
         texts = hidden.union(family.opening) if family is not None else hidden
         self._markers = Markers(texts)
         self._with_closing = self._markers if family is None else Markers(texts | {family.closing})
@@ -555,7 +562,9 @@ class CallParser:
             self._give_up(character)
             return
         if self._reader.name is not None and not self._is_begun:
-            self._is_begun, self._after_call, self._space = True, True, ""
+            self._is_begun = True
+            self._after_call = True
+            self._space = ""
             self._out.append(Delta("call", index=self._num_calls, id=family.new_id(), name=self._reader.name))
             self._num_calls += 1
         if self._is_begun and self._reader.arguments:

@@ -47,7 +47,8 @@ class VerifySettings:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            is_whole, least = field.name in WHOLE, 0 if field.name == "split" else 1
+            is_whole = field.name in WHOLE
+            least = 0 if field.name == "split" else 1
             allowed = int if is_whole else (int, float)
             is_number = isinstance(value, allowed) and not isinstance(value, bool) and math.isfinite(value)
             if not is_number or (value < least if is_whole else value <= 0):

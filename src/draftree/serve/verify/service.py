@@ -206,7 +206,9 @@ class VerifyService:
         """
         if model.name in self._facts:
             return self._facts[model.name]
-        llm, target, settings = model.llm.llm, model.llm.llm.model, self.settings
+        llm = model.llm.llm
+        target = model.llm.llm.model
+        settings = self.settings
         if isinstance(target, EncoderDecoder):
             raise ApiError(400, f"the model '{model.name}' has an encoder: drafts are verified for causal models")
         costs = await model.llm.pass_costs(1 + settings.max_nodes)
@@ -363,7 +365,8 @@ router = APIRouter(tags=["verify"], responses=ERRORS)
 PATH = "/v1/verify"
 CONTENT_TYPE = "application/msgpack"
 MAX_BAD_FRAMES = 8
-POLICY_VIOLATION, UNSUPPORTED_DATA = 1008, 1003
+POLICY_VIOLATION = 1008
+UNSUPPORTED_DATA = 1003
 
 
 def mount(app: FastAPI, server: Server, settings: VerifySettings) -> None:
@@ -386,7 +389,8 @@ async def converse(socket: WebSocket) -> None:
         await socket.send_denial_response(error.response())
         return
     await socket.accept()
-    service, talk = service_of(server), Talk(key)
+    service = service_of(server)
+    talk = Talk(key)
     while True:
         message = await socket.receive()
         if message["type"] == "websocket.disconnect":

@@ -177,7 +177,8 @@ class Session:
         if self.is_answering:
             raise FrameError("the request before is not answered: wait for its answer", code="out_of_order")
 
-        self._last, self._answer = number, asyncio.create_task(work())
+        self._last = number
+        self._answer = asyncio.create_task(work())
         return await asyncio.shield(self._answer)
 
     async def close(self) -> None:

@@ -181,7 +181,9 @@ class Capture:
     """A capture of training data into a folder."""
 
     def __init__(self, llm: LLM, loaded: LoadedModel, sets: Sequence[PromptSet], settings: CaptureSettings) -> None:
-        self._llm, self._settings, model = llm, settings, llm.model
+        self._llm = llm
+        self._settings = settings
+        model = llm.model
         self._features = settings.layers(model.num_layers)
         has_template = llm.tokenizer is not None and llm.tokenizer.has_chat_template
         if settings.chat and not has_template:
@@ -242,7 +244,8 @@ class Capture:
             folder: a new or empty folder, or one with data of the same recipe.
         """
         writer = ShardWriter(folder, self.recipe, row_bytes=self.row_bytes)
-        limit, saved = self._settings.limit_tokens, clock()
+        limit = self._settings.limit_tokens
+        saved = clock()
         try:
             with closing(self._generated(self.jobs[writer.next_prompt :])) as texts:
                 while (limit is None or writer.num_tokens < limit) and (text := next(texts, None)) is not None:

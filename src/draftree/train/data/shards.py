@@ -315,7 +315,8 @@ class TopTeacher:
     """Computes the most likely next tokens of states, in float32."""
 
     def __init__(self, model: LanguageModel, count: int) -> None:
-        self._model, self._count = model, count
+        self._model = model
+        self._count = count
         self._facts = model.embedding_facts()
         self._head = model.output_head().float()
 

@@ -54,7 +54,8 @@ class AcceptanceEstimates(Figure):
             groups.setdefault((line["category"], line["temperature"]), []).append(line)
         rows: list[dict[str, Any]] = []
         for (name, temperature), part in sorted(groups.items()):
-            hits, places = [line["shared_hits"][0] for line in part], [line["num_positions"] for line in part]
+            hits = [line["shared_hits"][0] for line in part]
+            places = [line["num_positions"] for line in part]
             row = {"category": name, "temperature": temperature, "texts": len(part)}
             rows.append(row | ratio(hits, places).row("measured"))
             for form, rule in CLOSED_FORMS.items():

@@ -134,7 +134,8 @@ class NativeEncoderDecoder(NativeModel, SourcedModel[NativeSource]):
     @torch.inference_mode()
     def _pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], layer_range: LayerRange) -> RangeOutput:
         slots, tokens = [kv_slot(job.slot) for job in jobs], [job.tokens for job in jobs]
-        counts, plan = list(map(len, tokens)), self.blueprint
+        counts = list(map(len, tokens))
+        plan = self.blueprint
         rows = plan_rows(slots, tokens, nodes, rows_of_chunk=self._decoder.rows_of_chunk(sum(counts)))
         sources = [self._source_of[slot.index] for slot in slots]
         queries = None if self._attended is None else torch.empty(rows.count, plan.heads, plan.head_dim)
