@@ -14,6 +14,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: no test m
 os.environ["DRAFTREE_BLUEPRINTS"] = "0"  # every start is a first one, unless a test overrides it
 # no test reads what the user has kept
 os.environ["DRAFTREE_CONFIG"] = str(Path(tempfile.gettempdir()) / f"draftree-test-config-{os.getpid()}")
+# without a GPU, Triton interprets its kernels; it reads this when it is first imported, which torch may do
+os.environ.setdefault("TRITON_INTERPRET", "0" if Path("/dev/nvidiactl").exists() else "1")
 os.environ["COLUMNS"] = "80"  # help and tables are as wide as that, whatever the terminal
 os.environ.pop("FORCE_COLOR", None)  # this and the next two: no colours unless requested
 os.environ.pop("PY_COLORS", None)
