@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from draftree.core.errors import ConfigurationError
+from draftree.core.tensors import to_device
 from draftree.heads.base import BlockAttend, BlockHead, BlockRows, TargetParts
 from draftree.heads.config import HeadConfig
 from draftree.heads.layers import Norm, Perceptron, Products, Rotary, Shared, rotate
@@ -151,10 +152,10 @@ class DFlashHead(BlockHead):
     def run(self, rows: BlockRows, attend: BlockAttend) -> Tensor:
         """Return the states of all slots after the final norm; the anchor's slot may not predict."""
         context = self.hidden_norm(self.fc(rows.features.flatten(-2).to(self.fc.weight.dtype)))
-        anchors = torch.tensor(rows.anchors, device=context.device)
+        anchors = to_device(rows.anchors, context.device)
         slots = torch.arange(self.config.block_size, device=context.device)
         places = rows.positions[anchors][:, None] + slots
-        tables = self._rotary.tables(int(places.max()) + 1, context)
+        tables = self._rotary.tables_at(places, context)
         before = _angles(tables, rows.positions - 1)
         inside = _angles(tables, places)
         x = self._bound.embed(self._tokens(rows.tokens[anchors])).to(context.dtype)

@@ -100,10 +100,7 @@ class EagleFamilyHead(FeatureHead):
         self, states: Tensor, embedded: Tensor, positions: Tensor, attend: Attend, chosen: Tensor | None = None
     ) -> Tensor:
         """Return the residual stream of the chosen rows after all layers, from that before the first."""
-        length = self.config.max_length  # on a device, to read the last position would wait
-        if positions.device.type == "cpu":
-            length = int(positions.max()) + 1 if positions.numel() else 1
-        cosines, sines = self._rotary.tables(length, states)
+        cosines, sines = self._rotary.tables_at(positions, states)
         if positions.dim() == 1:  # a pass of decoding: half the time of an index
             cosines, sines = cosines.index_select(0, positions), sines.index_select(0, positions)
         else:

@@ -29,6 +29,7 @@ class Rotary:
             known = ", ".join(_FORMULAS)
             raise ModelLoadError(f"head: rotary positions of type '{kind}' are not supported: {known} are")
         self._frequencies, self._scaling = _frequencies(rope, head_dim, max_length)
+        self._max_length = max_length
         self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     @property
@@ -40,6 +41,13 @@ class Rotary:
     def scaling(self) -> float:
         """Factor of cosines and sines."""
         return self._scaling
+
+    def tables_at(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return tables that have the positions; on a device up to the maximum, since to read the last one waits."""
+        length = self._max_length
+        if positions.device.type == "cpu":
+            length = int(positions.max()) + 1 if positions.numel() else 1
+        return self.tables(length, like)
 
     def tables(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines of at least the positions below `length`, both of shape (positions, head_dim).

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from draftree.core.tensors import rows_of
 from draftree.heads.base import BlockAttend, BlockHead, BlockRows, TargetParts
 from draftree.heads.config import HeadConfig
 from draftree.heads.vocabulary import DraftVocabulary
@@ -58,7 +59,7 @@ class MedusaHead(BlockHead):
 
     def run(self, rows: BlockRows, attend: BlockAttend) -> Tensor:
         assert self._finish is not None, "a head is bound to a target before it runs"
-        last = self._finish(rows.features[rows.anchors, 0])
+        last = self._finish(rows_of(rows.features, rows.anchors)[:, 0])
         last = last.to(self.medusa_head[0][-1].weight.dtype)  # type: ignore[index]
         return torch.stack([head[:-1](last) for head in self.medusa_head], dim=1)  # type: ignore[index]
 

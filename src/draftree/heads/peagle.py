@@ -13,6 +13,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from draftree.core.tensors import to_device
 from draftree.heads.base import BlockAttend, BlockHead, BlockRows, TargetParts
 from draftree.heads.config import HeadConfig
 from draftree.heads.eagle import Eagle3Head
@@ -54,7 +55,7 @@ class ParallelEagle(BlockHead):
         num_sequences = len(rows.counts)
         masks = self.num_levels - 1
         tokens, before = self.head.masked(num_sequences * masks)
-        anchors = torch.tensor(rows.anchors, device=rows.positions.device)
+        anchors = to_device(rows.anchors, rows.positions.device)
         ahead = torch.arange(1, masks + 1, device=rows.positions.device)
         states = self.head.run(
             torch.cat((rows.tokens, tokens)),

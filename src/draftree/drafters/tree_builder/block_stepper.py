@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftree.core.tensors import to_host
+from draftree.core.tensors import rows_of, to_device, to_host
 from draftree.drafters.base import SequenceView
 from draftree.drafters.tree_builder.head_stepper import FeatureSequence, FeatureStepper, Unread, common_length
 from draftree.drafters.tree_builder.model_stepper import PREFILL_ROWS
@@ -287,12 +288,12 @@ class BlockStepper(FeatureStepper[BlockSequence]):
             assert state.levels is not None, "a tree begins with a pass"
             # before a node is fed, its level is 0: that of the text's last token
             places = state.depths[len(state.depths) - len(above) :] if state.depths else [0]
-            logits.append(state.levels.logits[places])
-            hidden.append(state.levels.states[places])
+            logits.append(rows_of(state.levels.logits, places))
+            hidden.append(rows_of(state.levels.states, places))
             if self._head.has_bias:
                 memories.extend(state.memories[parent + 1] for parent in above)
         together = torch.cat(logits)
-        joined = torch.tensor([token for row in tokens for token in row], device=self._device)
+        joined = to_device([token for row in tokens for token in row], self._device)
         self._last = joined, torch.cat(hidden)
         if self._head.has_bias:
             memory = None if memories[0] is None else torch.cat([part for part in memories if part is not None])
@@ -324,8 +325,8 @@ class BlockStepper(FeatureStepper[BlockSequence]):
     def _run(self, going: Sequence[tuple[BlockSequence, Unread]]) -> None:
         rows = BlockRows(
             torch.cat([piece.hidden for _, piece in going]).to(self._device),
-            torch.cat([torch.tensor(s.view.history.tokens[p.first : p.end]) for s, p in going]).to(self._device),
-            torch.cat([torch.arange(piece.first, piece.end) for _, piece in going]).to(self._device),
+            to_device(np.concatenate([s.view.history.tokens[p.first : p.end] for s, p in going]), self._device),
+            to_device(np.concatenate([np.arange(piece.first, piece.end) for _, piece in going]), self._device),
             [len(piece.hidden) for _, piece in going],
         )
         attention = BlockPass([state.kept for state, _ in going], rows.counts)
@@ -337,8 +338,8 @@ class BlockStepper(FeatureStepper[BlockSequence]):
             state.positions.extend(range(piece.first, piece.end))
         if not needed:
             return
-        states, first = states[needed], self._head.first_slot
-        memory = self._head.start(states, rows.tokens[[rows.anchors[index] for index in needed]])
+        states, first = rows_of(states, needed), self._head.first_slot
+        memory = self._head.start(states, rows_of(rows.tokens, [rows.anchors[index] for index in needed]))
         logits = self._head.logits(states)
         for place, index in enumerate(needed):
             state = going[index][0]
