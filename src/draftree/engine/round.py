@@ -12,7 +12,7 @@ from torch import Tensor
 
 from draftree.core.errors import NonFiniteLogitsError, UnsatisfiableError
 from draftree.core.node_map import NodeMap
-from draftree.core.tensors import layers_of, rows_of
+from draftree.core.tensors import layers_of, rows_of, to_device, to_host
 from draftree.core.tree import EMPTY, ROOT, Draw, TokenTree, depths, is_chain
 from draftree.core.types import Budget, RoundRecord, SequenceRecord, Verdict
 from draftree.drafters.base import Observation
@@ -320,15 +320,14 @@ def token_logprobs(logits: Tensor, tokens: Sequence[int], *, top: int) -> list[T
     """
     top = logits.shape[-1] if top == EVERY_TOKEN else top
     log_probs = torch.log_softmax(logits, dim=-1)
-    chosen = log_probs.gather(-1, torch.tensor(tokens, device=logits.device).unsqueeze(-1))
-    ranks = (log_probs > chosen).sum(-1) + 1
+    chosen = log_probs.gather(-1, to_device(tokens, logits.device).unsqueeze(-1))
+    ranks = (log_probs > chosen).sum(-1, keepdim=True) + 1
     best = log_probs.topk(top, dim=-1)
-    rows = zip(
-        tokens, chosen.squeeze(-1).tolist(), best.indices.tolist(), best.values.tolist(), ranks.tolist(), strict=True
-    )
+    # one transfer; float64 is exact for token ids and ranks
+    rows = to_host(torch.cat([part.double() for part in (chosen, ranks, best.indices, best.values)], dim=1))
     return [
-        TokenLogprob(token, logprob, tuple(zip(ids, values, strict=True)), rank)
-        for token, logprob, ids, values, rank in rows
+        TokenLogprob(token, logprob, tuple(zip(map(int, numbers[:top]), numbers[top:], strict=True)), int(rank))
+        for token, (logprob, rank, *numbers) in zip(tokens, rows, strict=True)
     ]
 
 
@@ -556,7 +555,7 @@ def _write_tokens(
     top = sequence.controls.params.logprobs
     if top is not None:
         rows = [0, *(node + 1 for node in verdict.path)][:written]
-        sequence.logprobs.extend(token_logprobs(distributions.of(index).raw[rows], tokens[:written], top=top))
+        sequence.logprobs.extend(token_logprobs(rows_of(distributions.of(index).raw, rows), tokens[:written], top=top))
 
 
 def _commit(parts: EngineParts, turns: Sequence[SequenceRound], chunks: Sequence[Chunk], result: PassResult) -> None:

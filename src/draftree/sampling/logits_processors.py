@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.core.tensors import on_host
+from draftree.core.tensors import on_host, to_device
 from draftree.sampling.history import History
 from draftree.sampling.logits import drop_below, largest
 
@@ -146,7 +146,7 @@ def places_on(logits: Tensor, rows: np.ndarray, tokens: np.ndarray) -> tuple[Ten
 
 
 def _on(values: np.ndarray, logits: Tensor) -> Tensor:
-    return torch.from_numpy(values).to(logits.device, non_blocking=True)
+    return to_device(values, logits.device, dtype=torch.from_numpy(values).dtype)
 
 
 def _counted(written: np.ndarray, paths: Sequence[Sequence[int]]) -> TokenCounts:
