@@ -1,0 +1,152 @@
+"""On a pretended card: texts of every drafter are those of a CPU, and a round has few waits and launches."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from card_process import CardProcess, logprobs_of
+from draftree import LLM, SamplingParams
+from draftree.loading.transformers_model import wrap_model
+from families import drafter_folder, fresh, prompts
+from pretended_card import why_not
+from target_heads import TARGET, head_folder
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+
+PROMPTS = prompts(9, 12, 10, 17)
+GREEDY: dict[str, Any] = {"max_tokens": 20, "temperature": 0.0, "ignore_eos": True}
+SAMPLED: dict[str, Any] = {**GREEDY, "temperature": 0.8, "seed": 1}
+
+BUDGETS: dict[str, tuple[int, int, int]] = {
+    "none": (1, 10, 41),
+    "ngram,min=1": (1, 10, 41),
+    "suffix": (1, 10, 41),
+    "model:{small},k=3": (4, 40, 155),
+    "model:{small},tree=best-8,k=4": (5, 50, 194),
+    "head:{eagle3},k=3": (4, 53, 165),
+    "head:{eagle3},tree=best-8,k=4": (5, 70, 210),
+    "head:{eagle},k=3": (4, 53, 168),
+    "head:{dflash}": (4, 133, 248),  # the blocks of these four and their attention are in no graph
+    "head:{peagle}": (4, 99, 211),
+    "head:{medusa}": (4, 71, 186),
+    "head:{dspark}": (9, 170, 309),  # each level waits for its confidence too
+    "early-exit:2,k=3": (9, 535, 650),  # passes through a part of the layers are in no graph
+}
+"""Waits, launches at temperature 0 and launches at 0.8, the most of a round at batch 1. These may only fall.
+
+A round waits once for each level that is drafted and once for the target. Launches outside graphs count.
+"""
+
+
+@pytest.fixture(scope="module")
+def card() -> Iterator[CardProcess]:
+    process = CardProcess()
+    yield process
+    process.close()
+    assert not torch.cuda.is_available(), "the card is in the other process only"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    where = tmp_path_factory.mktemp("models")
+    heads = {
+        variant: head_folder(where, variant) for variant in ("eagle3", "eagle", "dflash", "peagle", "medusa", "dspark")
+    }
+    return {"small": drafter_folder("llama", where, **TARGET | {"num_hidden_layers": 1}), **heads}
+
+
+@functools.cache
+def target() -> Any:
+    return wrap_model(fresh("llama", **TARGET))
+
+
+@functools.cache
+def expected(params: tuple[tuple[str, Any], ...], batch: int) -> list[dict[str, Any]]:
+    completions = LLM(target(), "none").generate(PROMPTS[:batch], SamplingParams(**dict(params)))
+    return [{"tokens": list(done.token_ids), "logprobs": logprobs_of(done)} for done in completions]
+
+
+def run_on_card(
+    card: CardProcess, draft: str, params: dict[str, Any], turns: Sequence[Sequence[Sequence[int]]]
+) -> dict[str, Any]:
+    options = {} if draft == "none" else {"plan": "fixed"}
+    result = card.run(target=TARGET, draft=draft, params=params, turns=turns, options=options)
+    assert result["is_on_card"]
+    assert result["why_eager"] is None
+    return result
+
+
+def steady(rounds: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rounds that read no prompt, capture nothing and may draft."""
+    return [counts for counts in rounds[2:-2] if not counts["captures"]]
+
+
+@pytest.mark.parametrize("draft", BUDGETS)
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_texts_are_those_of_a_cpu_within_the_budget(
+    card: CardProcess, folders: dict[str, Path], draft: str, params: dict[str, Any]
+) -> None:
+    waits, *launches = BUDGETS[draft]
+    budget = {"waits": waits, "launches": launches[params["temperature"] > 0]}
+    for batch in (4, 1):
+        result = run_on_card(card, draft.format(**folders), params, [PROMPTS[:batch]])
+        assert result["texts"] == [expected(tuple(params.items()), batch)]
+    rounds = steady(result["rounds"])
+    assert len(rounds) > 3
+    spent = {name: max(counts[name] for counts in rounds) for name in budget}
+    assert all(spent[name] <= budget[name] for name in budget), (spent, lines_of(rounds))
+
+
+def lines_of(rounds: Sequence[dict[str, Any]]) -> Counter[str]:
+    """Return the lines that wait, or launch kernels, most often first."""
+    return Counter(sum((Counter(counts["lines"]) for counts in rounds), Counter()))
+
+
+PENALIZED = {**SAMPLED, "repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.3}
+CONTROLS: dict[str, tuple[dict[str, Any], float]] = {
+    "penalties": (PENALIZED, 1),
+    "nucleus": ({**SAMPLED, "top_p": 0.8, "top_k": 20}, 2),
+    "logprobs": ({**GREEDY, "logprobs": 3}, 2),
+}
+"""Parameters, and the waits of a round at batch 1, which may only fall."""
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_controls_are_those_of_a_cpu(card: CardProcess, folders: dict[str, Path], name: str) -> None:
+    params, waits = CONTROLS[name]
+    for draft, batch in (("model:{small},k=3", 4), ("none", 1)):
+        result = run_on_card(card, draft.format(**folders), params, [PROMPTS[:batch]])
+        (texts,) = result["texts"]
+        wanted = expected(tuple(params.items()), batch)
+        assert [text["tokens"] for text in texts] == [text["tokens"] for text in wanted]
+        for text, other in zip(texts, wanted, strict=True):
+            assert text["logprobs"] == pytest.approx(other["logprobs"], abs=1e-3)
+    rounds = steady(result["rounds"])
+    spent = max(counts["waits"] for counts in rounds)
+    assert spent <= waits, (spent, lines_of(rounds))
+
+
+@pytest.mark.parametrize("draft", ["none", "head:{eagle3},tree=best-8,k=4"])
+def test_prompts_continue_a_cached_prefix(card: CardProcess, folders: dict[str, Path], draft: str) -> None:
+    (before,) = expected(tuple(GREEDY.items()), 1)
+    longer = [*PROMPTS[0], *before["tokens"][:10], 7, 8]
+    result = run_on_card(card, draft.format(**folders), GREEDY, [PROMPTS[:1], [longer]])
+    (wanted,) = LLM(target(), "none").generate([longer], SamplingParams(**GREEDY))
+    assert result["texts"][1][0]["tokens"] == list(wanted.token_ids)
+    assert result["cached"][1] == [len(PROMPTS[0]) + 10]
+
+
+def test_what_a_card_does_not_allow_raises(card: CardProcess) -> None:
+    reasons = card.run(faults=True)["faults"]
+    assert "on cuda:0 and on the host" in reasons["mix"]
+    assert "not permitted when stream is capturing" in reasons["wait in a capture"]
+    assert "would repeat the copy" in reasons["copy in a capture"]
+    assert reasons["replayed"] == [5.0, 7.0]
+    assert reasons["waits"] == {"copy from pageable memory": 1, "copy to the host": 1, "indices from the host": 1}
