@@ -88,6 +88,7 @@ def steady(rounds: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [counts for counts in rounds[2:-2] if not counts["captures"]]
 
 
+@pytest.mark.essential
 @pytest.mark.parametrize("draft", BUDGETS)
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_texts_are_those_of_a_cpu_within_the_budget(

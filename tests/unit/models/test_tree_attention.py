@@ -197,6 +197,7 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
     assert error < TOLERANCE[actual.dtype], error
 
 
+@pytest.mark.essential
 @pytest.mark.parametrize(
     "changes",
     [
@@ -241,6 +242,7 @@ def test_prefixes_at_the_bounds_of_blocks_and_splits() -> None:
     assert_close(sample.attend(jobs), sample.reference(jobs))
 
 
+@pytest.mark.essential
 @pytest.mark.parametrize(("dtype", "window"), [(torch.float32, None), (torch.bfloat16, 50)], ids=str)
 def test_bits_of_a_row_depend_on_nothing_else(dtype: torch.dtype, window: int | None) -> None:
     options = Options(dtype=dtype, window=window)
