@@ -206,8 +206,8 @@ class SecurityHeaders:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                own = {name.lower() for name, _ in message.get("headers", ())}
-                added = [pair for pair in HEADERS.items() if pair[0] not in own]
+                names = {name.lower() for name, _ in message.get("headers", ())}
+                added = [pair for pair in HEADERS.items() if pair[0] not in names]
                 message["headers"] = [*message.get("headers", ()), *added]
             await send(message)
 

@@ -259,8 +259,8 @@ def _refusal(reason: str) -> InvalidRequestError:
 
 def srt(segments: Sequence[Segment]) -> str:
     parts = [
-        f"{number}\n{_time(one.start, ',')} --> {_time(one.end, ',')}\n{one.text.strip()}\n\n"
-        for number, one in enumerate(segments, 1)
+        f"{number}\n{_time(segment.start, ',')} --> {_time(segment.end, ',')}\n{segment.text.strip()}\n\n"
+        for number, segment in enumerate(segments, 1)
     ]
     return "".join(parts)
 
@@ -268,8 +268,8 @@ def srt(segments: Sequence[Segment]) -> str:
 def vtt(segments: Sequence[Segment]) -> str:
     # an arrow would end the text of a subtitle
     parts = [
-        f"{_time(one.start, '.')} --> {_time(one.end, '.')}\n{one.text.strip().replace('-->', '->')}\n\n"
-        for one in segments
+        f"{_time(segment.start, '.')} --> {_time(segment.end, '.')}\n{segment.text.strip().replace('-->', '->')}\n\n"
+        for segment in segments
     ]
     return "WEBVTT\n\n" + "".join(parts)
 
@@ -289,14 +289,14 @@ def segments_json(
         {
             "id": number,
             "seek": 0,
-            "start": round(one.start, 3),
-            "end": round(one.end, 3),
-            "text": one.text,
-            "tokens": list(done.token_ids[one.first : one.last]),
+            "start": round(segment.start, 3),
+            "end": round(segment.end, 3),
+            "text": segment.text,
+            "tokens": list(done.token_ids[segment.first : segment.last]),
             "temperature": temperature,
-            "avg_logprob": statistics.fmean(values) if (values := logprobs[one.first : one.last]) else None,
-            "compression_ratio": len(raw) / len(zlib.compress(raw)) if (raw := one.text.encode()) else 1.0,
+            "avg_logprob": statistics.fmean(values) if (values := logprobs[segment.first : segment.last]) else None,
+            "compression_ratio": len(raw) / len(zlib.compress(raw)) if (raw := segment.text.encode()) else 1.0,
             "no_speech_prob": no_speech,
         }
-        for number, one in enumerate(segments)
+        for number, segment in enumerate(segments)
     ]

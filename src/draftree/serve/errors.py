@@ -171,7 +171,10 @@ def validation_error(error: RequestValidationError) -> ApiError:
     """Return the error of the first wrong field, with its dotted path as `param`."""
     errors = error.errors()
     # each alternative of a field has an error of its own: the deepest one is of the alternative that was meant
-    first = max((one for one in errors if one["loc"][:2] == errors[0]["loc"][:2]), key=lambda one: len(one["loc"]))
+    first = max(
+        (detail for detail in errors if detail["loc"][:2] == errors[0]["loc"][:2]),
+        key=lambda detail: len(detail["loc"]),
+    )
     kind, place = first["type"], list(first["loc"][1:])
     if kind == "json_invalid":
         return invalid("the body is not valid JSON: send one JSON object", None, code="invalid_json")

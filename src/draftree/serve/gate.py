@@ -131,14 +131,14 @@ class Gate:
 
     def _make_room(self, key: str) -> None:
         """Raise unless the queue has room for one more request of a key; another key's latest may have to leave."""
-        own = len(self._queues.get(key, ()))
-        if self.max_waiting_per_key <= own < self.max_waiting:
-            raise self._too_many(key, own)
+        num_queued = len(self._queues.get(key, ()))
+        if self.max_waiting_per_key <= num_queued < self.max_waiting:
+            raise self._too_many(key, num_queued)
         if self.num_waiting < self.max_waiting:
             return
         longest = max(self._queues, key=lambda other: len(self._queues[other]), default=key)
         held = len(self._queues.get(longest, ()))
-        if held <= own + 1:
+        if held <= num_queued + 1:
             text = f"{self.num_waiting} requests are waiting, as many as the queue holds"
             text += ": retry after the time in Retry-After"
             raise ApiError(503, text, code="queue_full", headers=self._retry_after())

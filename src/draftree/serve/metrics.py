@@ -396,8 +396,10 @@ def _learning_metrics(models: tuple[ModelSource, ...]) -> Iterator[Metric]:
 def merged(histograms: Iterable[Histogram]) -> Histogram:
     first, *others = histograms
     total = Histogram(first.bounds)
-    total.counts = [sum(counts) for counts in zip(first.counts, *(one.counts for one in others), strict=True)]
-    total.total = first.total + sum(one.total for one in others)
+    total.counts = [
+        sum(counts) for counts in zip(first.counts, *(histogram.counts for histogram in others), strict=True)
+    ]
+    total.total = first.total + sum(histogram.total for histogram in others)
     return total
 
 

@@ -101,7 +101,7 @@ class Tags(ReasoningFormat):
         if stage is Stage.AFTER:
             return None
         if self.closing in specials:
-            inner = f'"" | ExcludeToken({", ".join(str(specials[one]) for one in self.markers)}) reasoning'
+            inner = f'"" | ExcludeToken({", ".join(str(specials[marker]) for marker in self.markers)}) reasoning'
         else:
             inner = f"TagDispatch(loop_after_dispatch=false, excludes=({literal(self.closing)}))"
         block = f"reasoning {_terminal(self.closing, specials)} space"
@@ -192,11 +192,11 @@ class Harmony(ReasoningFormat):
 
     def terminals(self, specials: Mapping[str, int]) -> list[str]:
         """Return EBNF of the markers <|start|>, <|channel|>, <|constrain|>, <|message|> and <|end|>."""
-        return [_terminal(one, specials) for one in self.markers[:5]]
+        return [_terminal(marker, specials) for marker in self.markers[:5]]
 
     def sign(self, specials: Mapping[str, int]) -> str:
         """Return EBNF of a token inside a message."""
-        return f"ExcludeToken({', '.join(str(specials[one]) for one in self.markers if one in specials)})"
+        return f"ExcludeToken({', '.join(str(specials[marker]) for marker in self.markers if marker in specials)})"
 
     def splitter(self, stage: Stage, functions: Collection[str]) -> Splitter:
         return HarmonySplitter(self, functions)

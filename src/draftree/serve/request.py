@@ -58,8 +58,8 @@ async def chat_options(body: ChatBody, model: ServedModel, request_id: str, name
     if body.top_logprobs and not body.logprobs:
         raise invalid("'top_logprobs' needs logprobs=true", "top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    given = {"max_tokens": limit, "logprobs": logprobs, "request_id": request_id}
-    return await _checked(body, model, given, {**names, "max_tokens": names.get(limit_name, limit_name)})
+    overrides = {"max_tokens": limit, "logprobs": logprobs, "request_id": request_id}
+    return await _checked(body, model, overrides, {**names, "max_tokens": names.get(limit_name, limit_name)})
 
 
 def chat_limit(body: ChatBody) -> tuple[int | None, str]:
@@ -94,13 +94,13 @@ async def completion_options(
 ) -> Checked:
     _require_no_beams(body)
     limit = completion_limit(body)
-    given: dict[str, Any] = {"max_tokens": limit, "logprobs": body.logprobs, "request_id": request_id}
+    overrides: dict[str, Any] = {"max_tokens": limit, "logprobs": body.logprobs, "request_id": request_id}
     if body.echo and limit == 0:
         # the prompt alone is wanted: one token is generated and dropped
-        given["max_tokens"] = 1
+        overrides["max_tokens"] = 1
     if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
-        given["prompt_logprobs"] = body.logprobs
-    return await _checked(body, model, given, names)
+        overrides["prompt_logprobs"] = body.logprobs
+    return await _checked(body, model, overrides, names)
 
 
 def completion_limit(body: CompletionBody) -> int | None:
@@ -109,7 +109,7 @@ def completion_limit(body: CompletionBody) -> int | None:
 
 
 async def _checked(
-    body: SamplingBody, model: ServedModel, given: Mapping[str, Any], names: Mapping[str, str]
+    body: SamplingBody, model: ServedModel, overrides: Mapping[str, Any], names: Mapping[str, str]
 ) -> Checked:
     if body.stream and body.prompt_logprobs is not None:
         raise invalid("'prompt_logprobs' cannot be streamed: set stream=false", "prompt_logprobs")
@@ -128,7 +128,7 @@ async def _checked(
         field, name, value = constraint
         values[name] = value
         renamed[name] = names.get(field, field)
-    options = checked_options({**values, **given}, renamed)
+    options = checked_options({**values, **overrides}, renamed)
     if isinstance(options.json_schema, str):
         await _note_unenforced(options.json_schema, renamed["json_schema"], is_strict=body.has_strict_schema)
     return options, renamed
@@ -405,22 +405,22 @@ async def running_job(
                 record = server.record_of(request)
                 _note(record, job)
                 if server.settings.log_prompts:
-                    record.prompt = ["(a sound file)" if isinstance(one, bytes) else one for one in prompts]
-                    record.texts = ["".join(one.texts) for each in job.submissions for one in each.sequences]
+                    record.prompt = ["(a sound file)" if isinstance(prompt, bytes) else prompt for prompt in prompts]
+                    record.texts = ["".join(sequence.texts) for each in job.submissions for sequence in each.sequences]
 
 
 def _note(record: RequestRecord, job: Job) -> None:
     stats = job.stats()
     record.prompt_tokens = sum(len(submission.prompt_ids) for submission in job.submissions)
-    record.cached_tokens = sum(one.cached_tokens for one in stats)
-    record.completion_tokens = 0 if job.drops_text else sum(one.completion_tokens for one in stats)
-    record.accepted_tokens = sum(one.accepted_tokens for one in stats)
-    record.rounds = sum(one.rounds for one in stats)
-    broken = "; ".join(dict.fromkeys(violation for one in stats for violation in one.violations))
+    record.cached_tokens = sum(completion.cached_tokens for completion in stats)
+    record.completion_tokens = 0 if job.drops_text else sum(completion.completion_tokens for completion in stats)
+    record.accepted_tokens = sum(completion.accepted_tokens for completion in stats)
+    record.rounds = sum(completion.rounds for completion in stats)
+    broken = "; ".join(dict.fromkeys(violation for completion in stats for violation in completion.violations))
     if broken:
         record.notes["violations"] = f"a text breaks its schema: {broken}"
     sequences = [sequence for submission in job.submissions for sequence in submission.sequences]
-    record.finish_reasons = [str(one.finish_reason or FinishReason.ABORT) for one in sequences]
+    record.finish_reasons = [str(sequence.finish_reason or FinishReason.ABORT) for sequence in sequences]
     if job.first_time is not None:
         record.note_first_token(job.first_time)
 

@@ -318,7 +318,7 @@ def validated(kind: type[AnyBody], values: Mapping[str, Any]) -> AnyBody:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        wrong = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
+        wrong = [{**detail, "loc": ("body", *detail["loc"])} for detail in error.errors()]
         raise RequestValidationError(wrong) from error
 
 

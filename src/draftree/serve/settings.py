@@ -68,8 +68,8 @@ def choose_models(models: Sequence[str], drafters: Sequence[str] = ()) -> tuple[
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigurationError(f"the name '{twice}' is used twice: give each model a name of its own, NAME=MODEL")
-    shared, own = _split(drafters, names)
-    return tuple(dataclasses.replace(choice, drafts=_drafts(choice, shared, own)) for choice in chosen)
+    shared, specs_by_name = _split(drafters, names)
+    return tuple(dataclasses.replace(choice, drafts=_drafts(choice, shared, specs_by_name)) for choice in chosen)
 
 
 def _model(text: str) -> ModelChoice:
@@ -82,20 +82,20 @@ def _model(text: str) -> ModelChoice:
 
 def _split(drafters: Sequence[str], names: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
     shared: list[str] = []
-    own: dict[str, list[str]] = {}
+    specs_by_name: dict[str, list[str]] = {}
     for text in drafters:
         before, equals, spec = text.partition("=")
         if equals and before in names:
-            own.setdefault(before, []).append(spec)
+            specs_by_name.setdefault(before, []).append(spec)
         elif equals and not set(":,+") & set(before):  # a spec has one of these before its first equals sign
             raise ConfigurationError(f"drafter '{text}': there is no model '{before}': {suggestion(before, names)}")
         else:
             shared.append(text)
-    return shared, own
+    return shared, specs_by_name
 
 
-def _drafts(choice: ModelChoice, shared: Sequence[str], own: dict[str, list[str]]) -> tuple[str, ...]:
-    specs = [spec for name in choice.names for spec in own.get(name, ())] or list(shared)
+def _drafts(choice: ModelChoice, shared: Sequence[str], specs_by_name: dict[str, list[str]]) -> tuple[str, ...]:
+    specs = [spec for name in choice.names for spec in specs_by_name.get(name, ())] or list(shared)
     if not specs:
         return DEFAULT_DRAFTS
     twice = next((spec for spec in specs if specs.count(spec) > 1), None)
@@ -227,8 +227,8 @@ class ServerSettings:
         if self.port > MAX_PORT:
             raise ConfigurationError(f"port is {self.port}: it must be at most {MAX_PORT}; 0 takes a free one")
         if (self.tls_certificate is None) != (self.tls_key is None):
-            given, missing = ("tls_key", "tls_certificate")[:: 1 if self.tls_certificate is None else -1]
-            raise ConfigurationError(f"{given} is given without {missing}: HTTPS needs both")
+            present, missing = ("tls_key", "tls_certificate")[:: 1 if self.tls_certificate is None else -1]
+            raise ConfigurationError(f"{present} is given without {missing}: HTTPS needs both")
         if self.options.is_parallel and len(self.models) > 1:
             raise ConfigurationError(
                 f"{self.options.division} divides one model, and {len(self.models)} are named: name one"

@@ -29,8 +29,8 @@ class ChunkEncoder:
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self._start = f"data: {encode_json(fields)[:-1]},"
 
-    def event(self, own: Mapping[str, Any]) -> bytes:
-        return f"{self._start}{encode_json(own)[1:]}\n\n".encode("ascii")
+    def event(self, fields: Mapping[str, Any]) -> bytes:
+        return f"{self._start}{encode_json(fields)[1:]}\n\n".encode("ascii")
 
 
 class ClientGoneError(Exception):

@@ -208,7 +208,7 @@ def _request(
         "min_new_tokens": "min_tokens",
         **{name: f"{FIELD}.{name}" for name in NAMES},
     }
-    given, phrases, allowed = _options(body)
+    options, phrases, allowed = _options(body)
     if phrases:
         names["force_words_ids"] = f"{FIELD}.force_phrases"
     if allowed:
@@ -216,7 +216,7 @@ def _request(
     if (body.n or 1) > width:
         raise _refused("n", body.n, f"at most best_of={width} texts are returned")
     _require_size(settings, width, limit, names)
-    given |= {name: getattr(body, name) for name in SAME_NAME if getattr(body, name) is not None}
+    options |= {name: getattr(body, name) for name in SAME_NAME if getattr(body, name) is not None}
     try:
         params = BeamSearchParams.preset(
             "vllm",
@@ -225,7 +225,7 @@ def _request(
             max_new_tokens=1 if limit is None else limit,
             # vLLM's older releases required temperature 0, which is the model's own distribution
             temperature=body.temperature or 1.0,
-            **given,
+            **options,
         )
     except InvalidRequestError as error:
         raise named_error(error, names) from error
@@ -240,8 +240,8 @@ def _options(body: BeamBody) -> tuple[dict[str, Any], Sequence[str], Sequence[st
 
     A phrase of one token and a trie of one sequence stand for the texts. Null values are those of the preset.
     """
-    given = {name: value for name, value in (body.beam_options or {}).items() if value is not None}
-    for name in given:
+    options = {name: value for name, value in (body.beam_options or {}).items() if value is not None}
+    for name in options:
         path = f"{FIELD}.{name}"
         if name in ELSEWHERE:
             raise invalid(f"'{path}' is a field of the body: set {ELSEWHERE[name]}", path)
@@ -251,20 +251,22 @@ def _options(body: BeamBody) -> tuple[dict[str, Any], Sequence[str], Sequence[st
         if name not in NAMES and name not in TEXTS:
             hint = suggestion(name, [*NAMES, *TEXTS])
             raise invalid(f"'{path}' is unknown: {hint}", path, code="unknown_parameter")
-    phrases, allowed = (_texts(name, given.pop(name), most) if name in given else () for name, most in TEXTS.items())
-    words = given.get("force_words_ids")
+    phrases, allowed = (
+        _texts(name, options.pop(name), most) if name in options else () for name, most in TEXTS.items()
+    )
+    words = options.get("force_words_ids")
     path = f"{FIELD}.force_words_ids"
     if phrases and words is not None:
         raise invalid(f"{path} and {FIELD}.force_phrases both require phrases: give one of them", path)
     if isinstance(words, list) and len(words) > MAX_PHRASES:
         raise invalid(f"{path} has {len(words)} phrases: give at most {MAX_PHRASES}", path)
-    if body.seed is not None and given.get("sampling", "none") != "none":
-        given["seed"] = body.seed % 2**63
+    if body.seed is not None and options.get("sampling", "none") != "none":
+        options["seed"] = body.seed % 2**63
     if phrases:
-        given["force_words_ids"] = [[0]]
+        options["force_words_ids"] = [[0]]
     if allowed:
-        given["allowed_trie"] = TokenTrie([[0]])
-    return given, phrases, allowed
+        options["allowed_trie"] = TokenTrie([[0]])
+    return options, phrases, allowed
 
 
 def _require_size(settings: ServerSettings, width: int, limit: int | None, names: dict[str, str]) -> None:

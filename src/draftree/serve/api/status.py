@@ -152,4 +152,8 @@ async def rounds(request: Request) -> Response:
 async def _events(server: Server, names: set[str]) -> AsyncGenerator[bytes, None]:
     async with aclosing(server.rounds.read()) as batches:
         async for batch in batches:
-            yield b"".join(event(one.as_json()) for one in batch if one.model in names) if batch else HELLO
+            yield (
+                b"".join(event(feed_round.as_json()) for feed_round in batch if feed_round.model in names)
+                if batch
+                else HELLO
+            )

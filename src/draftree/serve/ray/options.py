@@ -87,8 +87,9 @@ class ReplicaOptions:
         return settings.options.threads or max(1, (usable_cores() or 1) // processes)
 
     def cpus(self, settings: ServerSettings) -> float:
-        own = self.threads(settings) * settings.options.num_processes
-        return own if self.cpus_per_replica is None else self.cpus_per_replica
+        if self.cpus_per_replica is not None:
+            return self.cpus_per_replica
+        return self.threads(settings) * settings.options.num_processes
 
     def machine_cpus(self, settings: ServerSettings) -> int:
         return max(1, round(self.cpus(settings) * self.most_replicas + 0.5))
@@ -122,7 +123,7 @@ class ReplicaOptions:
 
 
 def from_environment(variables: Mapping[str, str]) -> tuple[ServerSettings, ReplicaOptions]:
-    given = {name: value for name, value in variables.items() if name.startswith(PREFIX)}
+    environment = {name: value for name, value in variables.items() if name.startswith(PREFIX)}
     readable = {
         ServerSettings: [f for f in dataclasses.fields(ServerSettings) if f.name not in ("models", "options")],
         ModelOptions: MODEL_OPTIONS,
@@ -130,15 +131,15 @@ def from_environment(variables: Mapping[str, str]) -> tuple[ServerSettings, Repl
     }
     fields = {PREFIX + f.name.upper(): (kind, f.name) for kind, options in readable.items() for f in options}
     values: dict[type, dict[str, Any]] = {kind: {} for kind in readable}
-    for name, text in given.items():
+    for name, text in environment.items():
         if name in fields:
             kind, field_name = fields[name]
             values[kind][field_name] = _value(text, field_name, get_type_hints(kind)[field_name])
         elif name not in (MODELS, DRAFTS):
             raise ConfigurationError(f"the variable {name} is unknown: {suggestion(name, [MODELS, DRAFTS, *fields])}")
-    if MODELS not in given:
+    if MODELS not in environment:
         raise ConfigurationError(f"there is no model to serve: set {MODELS}, for example to smollm2-135m-instruct")
-    models = choose_models(given[MODELS].split(), given.get(DRAFTS, "").split())
+    models = choose_models(environment[MODELS].split(), environment.get(DRAFTS, "").split())
     settings = ServerSettings.of(models, **values[ServerSettings], **values[ModelOptions])
     return settings, ReplicaOptions(**values[ReplicaOptions])
 

@@ -141,14 +141,14 @@ class StreamRecord:
             return self._times.setdefault(key, value)
         return self._renamed(value)
 
-    def _first_id(self, own: str) -> str:
+    def _first_id(self, object_id: str) -> str:
         """Return the id of the first stream with the same position in order of appearance."""
-        if own not in self._own_ids:
+        if object_id not in self._own_ids:
             position = len(self._own_ids)
             if position == len(self._ids):
-                self._ids.append(own)
-            self._own_ids[own] = self._ids[position]
-        return self._own_ids[own]
+                self._ids.append(object_id)
+            self._own_ids[object_id] = self._ids[position]
+        return self._own_ids[object_id]
 
     def _reduce(self, node: dict[str, Any], place: Place) -> tuple[dict[str, Any], bool]:
         """Return the part of an object that the client lacks, and whether any of it is new."""
@@ -371,8 +371,8 @@ def _is_ending(event: str) -> bool:
         return False
     data = _object_of(event) or _parse(event)[1] or {}
     error = data.get("error")
-    given = error if isinstance(error, dict) else {"message": error}
-    return any(given.get("code") == known.code or given.get("message") == known.message for known in ENDING)
+    fields = error if isinstance(error, dict) else {"message": error}
+    return any(fields.get("code") == known.code or fields.get("message") == known.message for known in ENDING)
 
 
 SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})? (.+)", re.ASCII)

@@ -364,7 +364,7 @@ def _typed(schema: Mapping[str, Any], name: str, value: str) -> Any:
         return value
     validator = validator_of(schema)
     # the errors of other parameters, such as missing ones, are the same for both
-    read, text = (_errors(validator, {name: one}) for one in (parsed, value))
+    read, text = (_errors(validator, {name: candidate}) for candidate in (parsed, value))
     return parsed if read <= text else value
 
 

@@ -130,7 +130,7 @@ class ToolPlan:
             raise invalid(f"the tools are too large for a grammar: {error}", "tools") from error
 
     def parser(self, reasoning: Reasoning | None = None) -> AnswerParser:
-        splitter = None if reasoning is None else reasoning.splitter({one.name for one in self.functions})
+        splitter = None if reasoning is None else reasoning.splitter({function.name for function in self.functions})
         hidden = self.hidden if reasoning is None else self.hidden | reasoning.hidden
         schemas = {function.name: function.schema for function in self.functions}
         family = self.family or (NO_CALLS if hidden else None)

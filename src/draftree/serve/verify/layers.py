@@ -99,7 +99,7 @@ class LayerService:
             controls = build_controls(params, vocab_size=target.vocab_size, seed=message["seed"])
         elif message["params"]:
             raise InvalidRequestError("sampling parameters were sent, and the device picks: leave them out")
-        limits = [text.limit for text, own in self._open.items() if own == name]
+        limits = [text.limit for text, model_name in self._open.items() if model_name == name]
         if limits and MEMORY_SHARE * sum(1 / max(1, engine.num_slots(each)) for each in [*limits, limit]) > 1:
             raise ApiError(
                 429, "there is no memory for another text: retry later", code="texts_full", headers={"Retry-After": "1"}

@@ -322,12 +322,12 @@ class VerifyService:
     async def sweep(self) -> None:
         """End idle sessions whose lease is over, and free the slots of texts without a draft for a while."""
         now = self._clock()
-        idle = [one for one in self.sessions.values() if not one.is_answering]
-        for session in [one for one in idle if one.expires <= now]:
+        idle = [session for session in self.sessions.values() if not session.is_answering]
+        for session in [session for session in idle if session.expires <= now]:
             logger.info("a session of key %s ended with its lease", session.key.name)
             self.counts["expired"] += 1
             await self._drop(session)
-        for session in [one for one in idle if one.token in self.sessions]:
+        for session in [session for session in idle if session.token in self.sessions]:
             for text in list(session.texts.values()):
                 if isinstance(text, DraftedByClient) and text.used + self.settings.park <= now:
                     text.used = now
@@ -413,9 +413,11 @@ async def converse(socket: WebSocket) -> None:
 async def answer(request: Request) -> Response:
     """Answer one frame; for clients and proxies without WebSockets."""
     server = server_of(request)
-    given = request.headers.get("content-type", "").partition(";")[0].strip()
-    if given != CONTENT_TYPE:
-        raise ApiError(415, f"the content type is '{given[:60]}': send a frame as {CONTENT_TYPE}", code="content_type")
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip()
+    if content_type != CONTENT_TYPE:
+        raise ApiError(
+            415, f"the content type is '{content_type[:60]}': send a frame as {CONTENT_TYPE}", code="content_type"
+        )
     talk = Talk(server.key_of(request))
     reply = await service_of(server).answer(await request.body(), talk)
     return Response(reply, media_type=CONTENT_TYPE)
