@@ -213,21 +213,22 @@ def expectations(
 def _on_speed(
     passes: Sequence[PassReport], *, draft: DraftReport | None, draft_pass_seconds: float | None
 ) -> Iterator[str]:
-    one = passes[0]
+    plain_pass = passes[0]
     yield (
-        f"Plain decoding: about {1 / one.seconds:.0f} tokens/s; no kernel can exceed {1 / one.floor_seconds:.0f} here"
+        f"Plain decoding: about {1 / plain_pass.seconds:.0f} tokens/s; "
+        f"no kernel can exceed {1 / plain_pass.floor_seconds:.0f} here"
     )
-    if cheap := [entry for entry in passes[1:] if entry.seconds <= CHEAP * one.seconds]:
+    if cheap := [entry for entry in passes[1:] if entry.seconds <= CHEAP * plain_pass.seconds]:
         yield (
             f"A draft of {cheap[-1].rows - 1} tokens that costs nothing pays if on average more than "
-            f"{cheap[-1].seconds / one.seconds - 1:.2f} of them are accepted per round"
+            f"{cheap[-1].seconds / plain_pass.seconds - 1:.2f} of them are accepted per round"
         )
     else:
-        factor = passes[1].seconds / one.seconds
+        factor = passes[1].seconds / plain_pass.seconds
         yield f"A pass over {passes[1].rows} tokens costs {factor:.2f} passes: drafts need high acceptance"
     if draft is None or draft_pass_seconds is None:
         return
-    share = draft_pass_seconds / one.seconds
+    share = draft_pass_seconds / plain_pass.seconds
     yield f"A pass of the drafter's model costs {share:.2f} target passes, for each level of a draft"
     if share >= 1:
         yield "That is at least a target pass: this drafter cannot pay"

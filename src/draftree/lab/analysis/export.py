@@ -22,11 +22,13 @@ MICROSECONDS = 1e6
 def chrome_events(trace: Trace) -> dict[str, Any]:
     sequences = {
         name: FIRST_SEQUENCE + number
-        for number, name in enumerate(dict.fromkeys(step.sequence for one in trace.rounds for step in one.steps))
+        for number, name in enumerate(
+            dict.fromkeys(step.sequence for traced_round in trace.rounds for step in traced_round.steps)
+        )
     }
     events = list(_names(trace, sequences))
-    for number, (one, start) in enumerate(zip(trace.rounds, starts_of(trace), strict=True)):
-        events += _round(trace, one, number, start * MICROSECONDS, sequences)
+    for number, (traced_round, start) in enumerate(zip(trace.rounds, starts_of(trace), strict=True)):
+        events += _round(trace, traced_round, number, start * MICROSECONDS, sequences)
     about = {"model": trace.header.model, "draft": trace.header.draft, "plan": trace.header.plan}
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about | {"verify": trace.header.verify}}
 
@@ -42,29 +44,29 @@ def _names(trace: Trace, sequences: dict[str, int]) -> Iterator[dict[str, Any]]:
 
 
 def _round(
-    trace: Trace, one: TracedRound, number: int, start: float, sequences: dict[str, int]
+    trace: Trace, traced_round: TracedRound, number: int, start: float, sequences: dict[str, int]
 ) -> Iterator[dict[str, Any]]:
-    total = one.seconds["total"] * MICROSECONDS
-    written = sum(step.num_written for step in one.steps)
-    yield _slice(f"round {number}", ROUNDS, start, total, {"rows": one.num_rows, "tokens": written})
+    total = traced_round.seconds["total"] * MICROSECONDS
+    written = sum(step.num_written for step in traced_round.steps)
+    yield _slice(f"round {number}", ROUNDS, start, total, {"rows": traced_round.num_rows, "tokens": written})
     at = start
     for phase in ORDER:
-        lasting = one.seconds.get(phase, 0.0) * MICROSECONDS
+        lasting = traced_round.seconds.get(phase, 0.0) * MICROSECONDS
         yield _slice(phase, PHASES, at, lasting, {"round": number})
         if phase == "draft":
-            yield from _parts(trace, one, at)
+            yield from _parts(trace, traced_round, at)
         at += lasting
-    for step in one.steps:
+    for step in traced_round.steps:
         text = "".join(trace.text_of(token) for token in step.tokens[: step.num_written])
         facts = {"round": number, "drafted": len(step.tree), "accepted": len(step.path), "written": step.num_written}
         yield _slice(text or "(failed)", sequences[step.sequence], start, total, facts | {"prefix": step.prefix})
-    counts = {"rows": one.num_rows, "tokens": written}
+    counts = {"rows": traced_round.num_rows, "tokens": written}
     for name, value in counts.items():
         yield {"ph": "C", "name": name, "pid": PROCESS, "ts": round(start, 3), "args": {name: value}}
 
 
-def _parts(trace: Trace, one: TracedRound, start: float) -> Iterator[dict[str, Any]]:
-    for part, seconds in zip(trace.header.parts, one.part_seconds, strict=False):
+def _parts(trace: Trace, traced_round: TracedRound, start: float) -> Iterator[dict[str, Any]]:
+    for part, seconds in zip(trace.header.parts, traced_round.part_seconds, strict=False):
         if seconds:
             yield _slice(part.name, PARTS, start, seconds * MICROSECONDS, {})
             start += seconds * MICROSECONDS
@@ -80,7 +82,7 @@ DIGITS = 4
 
 def summary(trace: Trace) -> dict[str, Any]:
     header = trace.header
-    steps = [step for one in trace.rounds for step in one.steps]
+    steps = [step for traced_round in trace.rounds for step in traced_round.steps]
     names = trace.rounds[0].seconds if trace.rounds else {}
     drafted, accepted = sum(len(step.scored) for step in steps), sum(len(step.path) for step in steps)
     return {
@@ -95,6 +97,8 @@ def summary(trace: Trace) -> dict[str, Any]:
         "tokens_per_round": round(acceptance_length(trace.rounds), DIGITS),
         "scored_nodes": drafted,
         "accepted_nodes": accepted,
-        "seconds": {name: round(sum(one.seconds[name] for one in trace.rounds), DIGITS) for name in names},
+        "seconds": {
+            name: round(sum(traced_round.seconds[name] for traced_round in trace.rounds), DIGITS) for name in names
+        },
         "has_texts": bool(trace.texts),
     }

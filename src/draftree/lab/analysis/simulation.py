@@ -92,22 +92,22 @@ class TraceCosts:
         self._passes.learn(trace.header.pass_seconds)
         self._drafts = [DraftCosts() for _ in trace.header.parts]
         met: set[str] = set()
-        for one in trace.rounds:
-            names = {step.sequence for step in one.steps}
+        for traced_round in trace.rounds:
+            names = {step.sequence for step in traced_round.steps}
             if names <= met:
-                self._learn(one)
+                self._learn(traced_round)
             met |= names
 
-    def _learn(self, one: TracedRound) -> None:
-        drafted = sum(len(s.tree) if s.kept is None else len(s.kept) for s in one.steps)
-        batch = len(one.steps)
-        draft = one.seconds["draft"]
-        if one.num_rows == batch + drafted:
-            prefix = sum(step.prefix for step in one.steps) // batch
-            seconds = one.seconds["total"] - draft
-            self._passes.observe(one.num_rows, batch, prefix, seconds=seconds, is_plain=not draft)
-        if deepest := max(max(depths(step.tree.parents), default=0) for step in one.steps):
-            for costs, seconds in zip(self._drafts, one.part_seconds or (draft,), strict=False):
+    def _learn(self, traced_round: TracedRound) -> None:
+        drafted = sum(len(s.tree) if s.kept is None else len(s.kept) for s in traced_round.steps)
+        batch = len(traced_round.steps)
+        draft = traced_round.seconds["draft"]
+        if traced_round.num_rows == batch + drafted:
+            prefix = sum(step.prefix for step in traced_round.steps) // batch
+            seconds = traced_round.seconds["total"] - draft
+            self._passes.observe(traced_round.num_rows, batch, prefix, seconds=seconds, is_plain=not draft)
+        if deepest := max(max(depths(step.tree.parents), default=0) for step in traced_round.steps):
+            for costs, seconds in zip(self._drafts, traced_round.part_seconds or (draft,), strict=False):
                 costs.observe(seconds, deepest, unread=0)
 
     def pass_seconds(self, rows: int, *, batch: int, prefix: int) -> float:
@@ -195,8 +195,8 @@ def below(tree: TokenTree, tokens: Sequence[int]) -> TokenTree | None:
 def scripts_of(trace: Trace) -> list[Script]:
     """Return the sequences of a trace, in order of admission."""
     scripts: dict[str, Script] = {}
-    for number, one in enumerate(trace.rounds):
-        for step in one.steps:
+    for number, traced_round in enumerate(trace.rounds):
+        for step in traced_round.steps:
             script = scripts.get(step.sequence)
             if script is None:
                 limit = step.prefix + step.room
@@ -221,7 +221,10 @@ class Simulation:
         self.counts = dict.fromkeys(Simulated.__dataclass_fields__, 0)
         if self.planner.wants_costs:
             self.planner.learn_costs(self.trace.header.pass_seconds)
-        recorded = {tuple((s.sequence, s.prefix) for s in one.steps): one for one in self.trace.rounds}
+        recorded = {
+            tuple((s.sequence, s.prefix) for s in traced_round.steps): traced_round
+            for traced_round in self.trace.rounds
+        }
         waiting = scripts_of(self.trace)
         running = list[Script]()
         number = 0
@@ -243,21 +246,21 @@ class Simulation:
             for budget, script in zip(self.planner.budgets(states), running, strict=True)
         ]
         offered = [self._drafted(script, budget) for script, budget in zip(running, held, strict=True)]
-        one = recorded.get(tuple((script.name, script.place) for script in running))
-        if one is not None and offered != [step.tree for step in one.steps]:
-            one = None
-        drafting = self._part_seconds(held, offered, one)
+        traced_round = recorded.get(tuple((script.name, script.place) for script in running))
+        if traced_round is not None and offered != [step.tree for step in traced_round.steps]:
+            traced_round = None
+        drafting = self._part_seconds(held, offered, traced_round)
         kept: list[Sequence[int] | None] = [None] * len(running)
         if any(map(len, offered)):
-            draft_seconds = sum(drafting) if one is None else one.seconds["draft"]
+            draft_seconds = sum(drafting) if traced_round is None else traced_round.seconds["draft"]
             kept = self.planner.trim(states, offered, draft_seconds=draft_seconds)
         trees = [tree if nodes is None else prune(tree, nodes) for tree, nodes in zip(offered, kept, strict=True)]
-        if one is not None and [None if nodes is None else tuple(nodes) for nodes in kept] != [
-            step.kept for step in one.steps
+        if traced_round is not None and [None if nodes is None else tuple(nodes) for nodes in kept] != [
+            step.kept for step in traced_round.steps
         ]:
-            one = None
+            traced_round = None
         rows = tuple(map(self._walk, running, trees, offered))
-        record = self._record(rows, drafting, one)
+        record = self._record(rows, drafting, traced_round)
         self._count(record, is_first=any(script.place == script.start for script in running))
         self.planner.observe(states, record)
         for script, row in zip(running, rows, strict=True):
@@ -271,10 +274,10 @@ class Simulation:
         return EMPTY if tree is None else cut_to(tree, budget, self.trace.header.parts)
 
     def _part_seconds(
-        self, budgets: Sequence[Budget], trees: Sequence[TokenTree], one: TracedRound | None
+        self, budgets: Sequence[Budget], trees: Sequence[TokenTree], traced_round: TracedRound | None
     ) -> tuple[float, ...]:
-        if one is not None:
-            return one.part_seconds or (one.seconds["draft"],)
+        if traced_round is not None:
+            return traced_round.part_seconds or (traced_round.seconds["draft"],)
         names = [part.name for part in self.trace.header.parts]
         parts = range(len(names))
         planned = [max((b.of_part(p).depth if b.num_nodes else 0) for b in budgets) for p in parts]
@@ -307,12 +310,12 @@ class Simulation:
         )
 
     def _record(
-        self, rows: tuple[SequenceRecord, ...], drafting: tuple[float, ...], one: TracedRound | None
+        self, rows: tuple[SequenceRecord, ...], drafting: tuple[float, ...], traced_round: TracedRound | None
     ) -> RoundRecord:
         part_seconds = drafting if len(drafting) > 1 and any(len(row.drafted) for row in rows) else ()
-        if one is not None:
-            seconds = {f"{name}_seconds": value for name, value in one.seconds.items()}
-            return RoundRecord(**seconds, num_rows=one.num_rows, sequences=rows, part_seconds=part_seconds)  # type: ignore[arg-type]
+        if traced_round is not None:
+            seconds = {f"{name}_seconds": value for name, value in traced_round.seconds.items()}
+            return RoundRecord(**seconds, num_rows=traced_round.num_rows, sequences=rows, part_seconds=part_seconds)  # type: ignore[arg-type]
         num_rows = len(rows) + sum(row.num_drafted for row in rows)
         prefix = sum(row.prefix_length for row in rows) // len(rows)
         score = self.costs.pass_seconds(num_rows, batch=len(rows), prefix=prefix)
@@ -378,7 +381,7 @@ def rank_hits(trace: Trace) -> RankHits:
     """Count the hits of a trace by rank; a failed sequence has no next token and is left out."""
     ranks = Counter[int]()
     positions = drafted = width = 0
-    for step in (step for one in trace.rounds for step in one.steps if step.tokens):
+    for step in (step for traced_round in trace.rounds for step in traced_round.steps if step.tokens):
         guesses = [t for t, parent in zip(step.tree.tokens, step.tree.parents, strict=True) if parent == ROOT]
         ranks[guesses.index(step.tokens[0]) + 1 if step.tokens[0] in guesses else 0] += 1
         positions += 1

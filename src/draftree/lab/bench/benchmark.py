@@ -186,7 +186,11 @@ CHUNK_ROWS = 512
 
 
 def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:
-    differing = (place for place, (one, two) in enumerate(zip(plain, other, strict=False)) if one != two)
+    differing = (
+        place
+        for place, (plain_token, other_token) in enumerate(zip(plain, other, strict=False))
+        if plain_token != other_token
+    )
     return next(differing, None if len(plain) == len(other) else min(len(plain), len(other)))
 
 

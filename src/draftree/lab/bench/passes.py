@@ -159,10 +159,10 @@ def read_bandwidth(device: torch.device, *, num_bytes: int = BANDWIDTH_BYTES) ->
 def _torch_operations(kind: str, device: torch.device) -> float | None:
     size = PRODUCT_SIZE if device.type == "cpu" else 8 * PRODUCT_SIZE
     dtype = getattr(torch, kind)
-    one = torch.ones(size, size, dtype=dtype, device=device)
+    matrix = torch.ones(size, size, dtype=dtype, device=device)
     product: Callable[[Tensor, Tensor], Tensor] = torch._int_mm if kind == "int8" else torch.mm
     try:
-        best = min(_seconds(lambda: float(product(one, one)[0, 0])) for _ in range(ROUNDS))
+        best = min(_seconds(lambda: float(product(matrix, matrix)[0, 0])) for _ in range(ROUNDS))
     except (RuntimeError, NotImplementedError):
         return None
     return 2 * size**3 / best

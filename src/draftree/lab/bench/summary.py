@@ -173,7 +173,7 @@ def total(rates: Mapping[int, Rate]) -> Rate:
 def ratio(rates: Mapping[int, Rate], base: Mapping[int, Rate]) -> Ratio | None:
     """Return the ratio of rates on every group of prompts that both have; None if there is none."""
     pairs = [(rates[group].value, base[group].value) for group in rates if group in base]
-    logs = [math.log(one / other) for one, other in pairs if one is not None and other is not None]
+    logs = [math.log(rate / base_rate) for rate, base_rate in pairs if rate is not None and base_rate is not None]
     if not logs:
         return None
     quartiles = statistics.quantiles(logs, n=4, method="inclusive") if len(logs) > 1 else [logs[0]] * 3

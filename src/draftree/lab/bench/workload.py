@@ -90,7 +90,7 @@ def read_workload(path: Path = SHIPPED) -> Workload:
         raise ConfigurationError(f"prompts file '{path}' cannot be read: {error.strerror}") from error
     if not tasks:
         raise ConfigurationError(f"prompts file '{path}' holds no prompts: write one JSON object per line")
-    for task_id, count in Counter(one for task in tasks for one in task.ids).items():
+    for task_id, count in Counter(prompt_id for task in tasks for prompt_id in task.ids).items():
         if count > 1:
             raise ConfigurationError(
                 f"prompts file '{path}' has {count} prompts with the id '{task_id}': ids are unique"

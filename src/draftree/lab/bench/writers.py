@@ -238,9 +238,9 @@ def _load(folder: Path, target: LoadedModel) -> Any:
     return model.to(target.model.device).eval().requires_grad_(False)
 
 
-def _tokenizers(own: Tokenizer, folder: Path, *, trust_remote_code: bool) -> dict[str, Any]:
+def _tokenizers(tokenizer: Tokenizer, folder: Path, *, trust_remote_code: bool) -> dict[str, Any]:
     """Return the tokenizers that `generate` needs for an assistant with another tokenizer, and refuses otherwise."""
     other = Tokenizer.load(folder, trust_remote_code=trust_remote_code)
-    if other is None or compare_vocabularies(own.vocabulary(), other.vocabulary()).same:
+    if other is None or compare_vocabularies(tokenizer.vocabulary(), other.vocabulary()).same:
         return {}
-    return {"tokenizer": own.backend, "assistant_tokenizer": other.backend}
+    return {"tokenizer": tokenizer.backend, "assistant_tokenizer": other.backend}

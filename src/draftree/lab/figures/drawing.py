@@ -168,7 +168,7 @@ class Drawn:
 
 def needed_runs(figures: Mapping[str, Figure], material: Material) -> list[str]:
     """Return the runs that figures need and that the material lacks, for figures without missing results."""
-    wanted = [run for one in figures.values() if material.has((), one.results) for run in one.runs]
+    wanted = [run for figure in figures.values() if material.has((), figure.results) for run in figure.runs]
     return [run for run in dict.fromkeys(wanted) if not material.traces.get(run)]
 
 
@@ -204,7 +204,9 @@ def draw_all(
             if missing:
                 raise ConfigurationError(f"there are no traces or results: {', '.join(missing)}")
             traces = [trace for run in figure.runs for trace in material.traces[run] if trace.header.draft != NO_DRAFT]
-            if traces and not any(len(step.tree) for trace in traces for one in trace.rounds for step in one.steps):
+            if traces and not any(
+                len(step.tree) for trace in traces for traced_round in trace.rounds for step in traced_round.steps
+            ):
                 raise ConfigurationError(
                     f"'{traces[0].header.draft}' drafted nothing in its runs: give more prompts or more --max-tokens"
                 )

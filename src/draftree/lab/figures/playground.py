@@ -16,7 +16,7 @@ MAX_BYTES = 8_000_000
 
 def page_of(path: Path) -> str:
     trace = read_trace(path)
-    if not any(one.steps for one in trace.rounds):
+    if not any(traced_round.steps for traced_round in trace.rounds):
         raise ConfigurationError(f"'{path}' has no rounds: there is nothing to show")
     content = path.read_text(encoding="utf-8")
     if len(content) > MAX_BYTES:

@@ -473,11 +473,11 @@ class Fleet:
         done = self._done
         return FleetResult(
             seconds=spent,
-            tokens=sum(one.written for one in done),
-            first_token=tuple(one.first - one.request.arrival for one in done),
-            per_token=tuple((one.end - one.first) / max(1, one.written - 1) for one in done),
+            tokens=sum(sequence.written for sequence in done),
+            first_token=tuple(sequence.first - sequence.request.arrival for sequence in done),
+            per_token=tuple((sequence.end - sequence.first) / max(1, sequence.written - 1) for sequence in done),
             busy=statistics.fmean(replica.busy for replica in self._replicas) / spent if spent else 0.0,
-            queued=sum(one.queued for one in done) / max(1, len(done)),
+            queued=sum(sequence.queued for sequence in done) / max(1, len(done)),
             steps=self._steps,
             by_request=tuple(sequence.end - sequence.request.arrival for sequence in sequences),
         )

@@ -57,10 +57,10 @@ def own_candidates(specs: Sequence[str]) -> list[Candidate]:
     return list(dict.fromkeys(candidates))
 
 
-def first_candidates(loaded: LoadedModel, own: Sequence[Candidate]) -> tuple[list[Candidate], dict[str, str]]:
+def first_candidates(loaded: LoadedModel, candidates: Sequence[Candidate]) -> tuple[list[Candidate], dict[str, str]]:
     """Return the drafters to measure first, and those that do not fit to the target, with the reason."""
-    trained = [one.draft for one in auto_candidates(loaded)[0] if one.draft.startswith("head:")]
-    listed = dict.fromkeys([*own, *(Candidate(draft) for draft in (*trained, *WITHOUT_TRAINING))])
+    trained = [candidate.draft for candidate in auto_candidates(loaded)[0] if candidate.draft.startswith("head:")]
+    listed = dict.fromkeys([*candidates, *(Candidate(draft) for draft in (*trained, *WITHOUT_TRAINING))])
     reasons = {candidate: reason_against(candidate, loaded) for candidate in listed}
     refused = {candidate.name: reason for candidate, reason in reasons.items() if reason is not None}
     return [candidate for candidate, reason in reasons.items() if reason is None], refused

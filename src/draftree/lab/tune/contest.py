@@ -130,12 +130,17 @@ class Contest:
     def best(self) -> Standing | None:
         """Return the fastest candidate that is left, plain decoding included; None before the first text."""
         ranked = [self.standing(candidate) for candidate in (*self.alive, PLAIN)]
-        return max((one for one in ranked if one.texts), key=lambda one: one.speedup, default=None)
+        return max(
+            (standing for standing in ranked if standing.texts), key=lambda standing: standing.speedup, default=None
+        )
 
     def standings(self) -> list[Standing]:
         """Return all measured candidates: those that are left first, then by texts and speed."""
         ranked = [self.standing(candidate) for candidate in self._measured]
-        return sorted((one for one in ranked if one.texts), key=lambda one: (bool(one.out), -one.texts, -one.speedup))
+        return sorted(
+            (standing for standing in ranked if standing.texts),
+            key=lambda standing: (bool(standing.out), -standing.texts, -standing.speedup),
+        )
 
     def standing(self, candidate: Candidate) -> Standing:
         out = self.out.get(candidate.name, "")
@@ -190,7 +195,7 @@ class Contest:
             size *= 2
 
     def _num_common(self) -> int:
-        return len(set.intersection(*(set(self._measured.get(one, ())) for one in (*self.alive, PLAIN))))
+        return len(set.intersection(*(set(self._measured.get(candidate, ())) for candidate in (*self.alive, PLAIN))))
 
     def _measure(self) -> Cell:
         cell = self.cell(self._next)

@@ -77,9 +77,13 @@ class DraftSearch:
         fetch: Callable[[str], object] = resolve_model,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        own = own_candidates(settings.drafts)
+        candidates = own_candidates(settings.drafts)
         workload = read_workload(settings.prompts or SHIPPED).choose((), settings.limit)
-        models = [name for one in own for name in choose_methods(one.draft, VERIFY, one.plan).draft_models]
+        models = [
+            name
+            for candidate in candidates
+            for name in choose_methods(candidate.draft, VERIFY, candidate.plan).draft_models
+        ]
         for name in dict.fromkeys((settings.options.model, *models)):
             fetch(name)
         self._settings = settings
@@ -88,7 +92,7 @@ class DraftSearch:
         room = self._loaded.model.max_length - settings.max_tokens
         prompts, self.notes = prompts_of(workload, self._tokenizer, room)
         self._prompts = across_categories(prompts)
-        self.first, self.refused = first_candidates(self._loaded, own)
+        self.first, self.refused = first_candidates(self._loaded, candidates)
         self._models = CandidateModels(
             self._loaded, self._tokenizer, trust_remote_code=settings.options.trust_remote_code
         )
@@ -150,12 +154,17 @@ class DraftSearch:
     def run(self) -> Iterator[Cell]:
         """Replay, then measure; yields after every text. Measurements are kept if the iteration stops early."""
         first = self.first
-        unreplayed = {one.name for one in self.first}
+        unreplayed = {candidate.name for candidate in self.first}
         if self.prediction is not None:
             yield from self.prediction.run(self.first)
             unreplayed = set(self.prediction.unreplayed)
-            first = [*self.prediction.contest.alive, *(one for one in self.first if one.name in unreplayed)]
-        yield from self.contest.run(first, lambda one: variants_of(one, self._loaded) if one.name in unreplayed else [])
+            first = [
+                *self.prediction.contest.alive,
+                *(candidate for candidate in self.first if candidate.name in unreplayed),
+            ]
+        yield from self.contest.run(
+            first, lambda candidate: variants_of(candidate, self._loaded) if candidate.name in unreplayed else []
+        )
 
     def forget(self) -> None:
         self.journal.remove()

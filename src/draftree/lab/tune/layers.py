@@ -101,7 +101,7 @@ class LayerSearch:
     @property
     def best(self) -> LayerTrial | None:
         trials = self._study.get_trials(deepcopy=False, states=(self._optuna.trial.TrialState.COMPLETE,))
-        return min(map(_tried, trials), key=lambda one: one.seconds_per_token or math.inf, default=None)
+        return min(map(_tried, trials), key=lambda trial: trial.seconds_per_token or math.inf, default=None)
 
     def run(self) -> Iterator[LayerTrial]:
         """Measure the remaining sets; measurements are kept if the iteration stops early."""
@@ -124,8 +124,8 @@ class LayerSearch:
         seconds: list[float] = []
         # with nothing skipped the whole model would draft what it must compute anyway
         prompts = self.seen if any(left_out.values()) else []
-        for one in self._each_seconds(self._spec(**left_out), prompts):
-            seconds.append(one)
+        for prompt_seconds in self._each_seconds(self._spec(**left_out), prompts):
+            seconds.append(prompt_seconds)
             trial.report(fmean(seconds), len(seconds))
             if trial.should_prune():
                 break
@@ -144,7 +144,7 @@ class LayerSearch:
         unseen: list[float | None] = [None, None]
         if measures_unseen and self.unseen:
             unseen = [
-                fmean(self._each_seconds(one, self.unseen)) for one in (self._spec(best.attention, best.mlp), None)
+                fmean(self._each_seconds(spec, self.unseen)) for spec in (self._spec(best.attention, best.mlp), None)
             ]
         assert best.seconds_per_token is not None, "the best one was measured to the end"
         return LayerSet(

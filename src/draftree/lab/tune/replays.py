@@ -96,7 +96,9 @@ def measure_round_costs(
     model.reserve(model.num_open + 1, prefix + max_rows)
     slot = slot_after(model, prefix)
     passes: dict[int, list[float]] = {rows: [] for rows in widths}
-    picks: dict[float, dict[int, list[float]]] = {one: {rows: [] for rows in widths} for one in temperatures}
+    picks: dict[float, dict[int, list[float]]] = {
+        temperature: {rows: [] for rows in widths} for temperature in temperatures
+    }
     controls = {}
     for temperature in temperatures:
         params = SamplingParams(temperature=temperature, ignore_eos=True)
@@ -112,8 +114,8 @@ def measure_round_costs(
                     model.synchronize()
                     between = clock()
                     paths = [chain[1:stop] for stop in range(1, rows + 1)]
-                    own = DistributionRows(History(tokens[: prefix + 1]), controls[temperature], paths)
-                    with Distributions(logits, [own]) as distributions:
+                    distribution_rows = DistributionRows(History(tokens[: prefix + 1]), controls[temperature], paths)
+                    with Distributions(logits, [distribution_rows]) as distributions:
                         distributions.picks()
                         distributions.finite([range(rows)])
                     end = clock()
@@ -145,8 +147,12 @@ def why_not_replayed(candidate: Candidate, loaded: LoadedModel) -> str | None:
 
 def layers_of(candidates: Sequence[Candidate], loaded: LoadedModel) -> tuple[int, ...]:
     """Return the layers of the target whose states these candidates need, counted from 0."""
-    drafting = [one for one in candidates if not one.is_plain]
-    layers = {layer for one in drafting for layer in choose_methods(one.draft, VERIFY, one.plan).traits.features}
+    drafting = [candidate for candidate in candidates if not candidate.is_plain]
+    layers = {
+        layer
+        for candidate in drafting
+        for layer in choose_methods(candidate.draft, VERIFY, candidate.plan).traits.features
+    }
     return tuple(sorted({layer if layer >= 0 else loaded.model.num_layers + 1 + layer for layer in layers}))
 
 
@@ -244,15 +250,15 @@ class Prediction:
                 replayed.append(candidate)
             else:
                 self.unreplayed[candidate.name] = reason
-        family = [*replayed, *(variant for one in replayed for variant in variants_of(one, self.loaded))]
+        family = [*replayed, *(variant for candidate in replayed for variant in variants_of(candidate, self.loaded))]
         self._layers = layers_of(family, self.loaded)
-        nodes = [choose_methods(one.draft, VERIFY, one.plan).planner.default_nodes for one in family]
+        nodes = [choose_methods(candidate.draft, VERIFY, candidate.plan).planner.default_nodes for candidate in family]
         self._max_rows = 1 + max(nodes, default=1)
         for candidate in list(replayed):
             if (reason := self._built().why_not(candidate, self._recorded(self.cell(0)))) is not None:
                 self.unreplayed[candidate.name] = reason
                 replayed.remove(candidate)
-        yield from self.contest.run(replayed, lambda one: variants_of(one, self.loaded))
+        yield from self.contest.run(replayed, lambda candidate: variants_of(candidate, self.loaded))
         self._replays = self._text = None  # draft models of the candidates that were dropped
 
     def _built(self) -> Replays:

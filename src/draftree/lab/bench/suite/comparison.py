@@ -21,17 +21,17 @@ SHARED_ARGUMENTS = ("max_tokens", "temperature", "seed")
 """Arguments on which scores depend; repeats only make them more precise."""
 
 
-def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+def differences(base: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """Return why the scores of two submissions are not comparable; empty if they are."""
     reasons = []
-    if one["prompts_sha256"] != other["prompts_sha256"]:
-        sides = [f"{set_names(side)} (sha256 {side['prompts_sha256'][:8]})" for side in (one, other)]
+    if base["prompts_sha256"] != other["prompts_sha256"]:
+        sides = [f"{set_names(side)} (sha256 {side['prompts_sha256'][:8]})" for side in (base, other)]
         reasons.append(f"other prompts: {' and '.join(sides)}")
-    return reasons + _unequal(one["arguments"], other["arguments"], SHARED_ARGUMENTS)
+    return reasons + _unequal(base["arguments"], other["arguments"], SHARED_ARGUMENTS)
 
 
-def _unequal(one: Mapping[str, Any], other: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-    return [f"{name} is {one[name]} and {other[name]}" for name in names if one[name] != other[name]]
+def _unequal(base: Mapping[str, Any], other: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    return [f"{name} is {base[name]} and {other[name]}" for name in names if base[name] != other[name]]
 
 
 def require_comparable(submissions: Mapping[str, Mapping[str, Any]]) -> None:
@@ -42,7 +42,7 @@ def require_comparable(submissions: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def set_names(submission: Mapping[str, Any]) -> str:
-    return ", ".join(one["name"] for one in submission["sets"])
+    return ", ".join(prompt_set["name"] for prompt_set in submission["sets"])
 
 
 def machine_of(submission: Mapping[str, Any]) -> str:

@@ -42,17 +42,18 @@ def read_sets(sets: Sequence[PromptSet]) -> tuple[Workload, list[dict[str, Any]]
         raise ConfigurationError("there is no prompt set: omit --no-shipped, or name --spec-bench or --humaneval")
     tasks: list[Task] = []
     facts: list[dict[str, Any]] = []
-    for one in sets:
-        path = one.file or SHIPPED
-        if one.name in FIELDS:
-            require_format(path, one.name)
+    for prompt_set in sets:
+        path = prompt_set.file or SHIPPED
+        if prompt_set.name in FIELDS:
+            require_format(path, prompt_set.name)
         workload = read_workload(path)
         tasks += [
-            replace(task, id=f"{one.name}/{task.id}", category=f"{one.name}/{task.category}") for task in workload.tasks
+            replace(task, id=f"{prompt_set.name}/{task.id}", category=f"{prompt_set.name}/{task.category}")
+            for task in workload.tasks
         ]
-        facts.append({"name": one.name, "file": workload.name, "sha256": workload.sha256})
+        facts.append({"name": prompt_set.name, "file": workload.name, "sha256": workload.sha256})
     whole = hashlib.sha256("".join(str(fact["sha256"]) for fact in facts).encode()).hexdigest()
-    return Workload("+".join(one.name for one in sets), whole, tuple(tasks)), facts
+    return Workload("+".join(prompt_set.name for prompt_set in sets), whole, tuple(tasks)), facts
 
 
 def require_format(path: Path, name: str) -> None:
@@ -129,7 +130,7 @@ def prepare_suite(settings: SuiteSettings, *, fetch: Callable[[str], object] = p
     if not settings.drafts:
         fetch(settings.options.model)
         target = load_for(settings.options)
-        trained = [one.draft for one in auto_candidates(target)[0] if one.draft.startswith("head:")]
+        trained = [candidate.draft for candidate in auto_candidates(target)[0] if candidate.draft.startswith("head:")]
         lookups = WITHOUT_TRAINING if target.model.supports_trees else CHAINS
         settings = replace(settings, drafts=(*lookups, *reversed(trained)))
     ready = prepare(settings, fetch=fetch, workload=chosen, target=target)

@@ -217,10 +217,10 @@ def score_problems(submission: Mapping[str, Any]) -> list[str]:
     return problems + [f"scores: {method} on {category} has no prompts" for method, category in stated]
 
 
-def same(one: Any, other: Any) -> bool:
+def same(value: Any, other: Any) -> bool:
     """Return whether two values are equal within rounding."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, int | float) and isinstance(other, int | float):
-        return abs(one - other) <= DIGITS * max(1.0, abs(other))
-    return bool(one == other)
+    if isinstance(value, dict) and isinstance(other, dict):
+        return value.keys() == other.keys() and all(same(value[key], other[key]) for key in value)
+    if isinstance(value, int | float) and isinstance(other, int | float):
+        return abs(value - other) <= DIGITS * max(1.0, abs(other))
+    return bool(value == other)

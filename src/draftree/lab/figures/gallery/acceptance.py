@@ -321,7 +321,7 @@ def _tokens_by_text(trace: Trace) -> list[list[int]]:
 def _share_equal(plain: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]) -> Estimate:
     """Return the share of tokens before the first difference from the text of `coupled`, which is the plain one."""
     same = [
-        sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(own, other, strict=False)))
-        for own, other in zip(plain, texts, strict=True)
+        sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(plain_text, other, strict=False)))
+        for plain_text, other in zip(plain, texts, strict=True)
     ]
     return ratio(same, [len(text) for text in plain])

@@ -93,7 +93,9 @@ class Walltime(Figure):
     def data(self, material: Material) -> Data:
         plain = material.one("plain")
         traces = sorted(material.all("length"), key=length_of)
-        drafted = [step for trace in traces for one in trace.rounds for step in one.steps if len(step.scored)]
+        drafted = [
+            step for trace in traces for traced_round in trace.rounds for step in traced_round.steps if len(step.scored)
+        ]
         alpha = sum(bool(step.path) for step in drafted) / len(drafted) if drafted else 0.0
         cost = pass_cost(traces, plain)
         plain_seconds = _seconds_per_token(plain)
@@ -142,9 +144,9 @@ def pass_cost(traces: Sequence[Trace], plain: Trace) -> float:
     """Return the seconds of one drafted level divided by those of a plain round."""
     levels = seconds = 0.0
     for trace in traces:
-        for one in trace.rounds:
-            levels += max((max(depths(step.tree.parents), default=0) for step in one.steps), default=0)
-            seconds += one.seconds["draft"]
+        for traced_round in trace.rounds:
+            levels += max((max(depths(step.tree.parents), default=0) for step in traced_round.steps), default=0)
+            seconds += traced_round.seconds["draft"]
     rounds = decode_rounds(plain)
     return (seconds / levels) / (sum(s["total"] for _, s, _ in rounds) / len(rounds)) if levels else 0.0
 

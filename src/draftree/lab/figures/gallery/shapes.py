@@ -288,7 +288,7 @@ class VerifiedCdf(Figure):
         depth = deepest(texts)
         width = widest(texts)
         rows: list[dict[str, Any]] = []
-        for first in [one for one in WIDTHS if one <= width]:
+        for first in [first_width for first_width in WIDTHS if first_width <= width]:
             runs = [replay(text, expansion(first, *[1] * (depth - 1))) for text in texts]
             counts = [Counter(count + 1 for count in run.accepted) for run in runs]
             for tokens in range(1, depth + 2):
@@ -330,7 +330,7 @@ class LookaheadGrid(Figure):
         for trace in traces:
             options = dict(DRAFTERS.parse(trace.header.draft)[0].options)
             row = {name: int(options[name]) for name in ("n", "candidates")}
-            nodes = [len(step.scored) for one in trace.rounds for step in one.steps]
+            nodes = [len(step.scored) for traced_round in trace.rounds for step in traced_round.steps]
             rows.append({**row, "nodes_per_pass": sum(nodes) / len(nodes), **tokens_per_round(trace).row("tokens")})
         rows.sort(key=lambda row: (row["n"], row["candidates"]))
         large = rows[-1]
