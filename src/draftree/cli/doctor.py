@@ -174,28 +174,31 @@ def model_lines(model: ModelReport) -> Lines:
 
 def block_line(blocks: Sequence[BlockShare]) -> str:
     """Return bits per weight, and for each kind of blocks its share of the weights and its matrices."""
-    weights, num_bytes = sum(one.num_weights for one in blocks), sum(one.num_bytes for one in blocks)
+    weights, num_bytes = sum(block.num_weights for block in blocks), sum(block.num_bytes for block in blocks)
     kinds = [
-        f"{one.kind} {100 * one.num_weights / weights:.1f}% ({one.num_matrices} "
-        f"{'matrix' if one.num_matrices == 1 else 'matrices'})"
-        for one in blocks
+        f"{block.kind} {100 * block.num_weights / weights:.1f}% ({block.num_matrices} "
+        f"{'matrix' if block.num_matrices == 1 else 'matrices'})"
+        for block in blocks
     ]
     return f"{8 * num_bytes / weights:.2f} bits per weight: {', '.join(kinds)}"
 
 
 def draft_lines(draft: DraftReport) -> Lines:
     yield "tree", f"{draft.nodes} tokens at most"
-    for one in draft.models:
-        yield "model", f"{one.model.name}: {one.model.dtype}, {one.model.kernels}, context {one.model.max_length:,}"
-        yield "weights", size(one.model.footprint.weights)
-        if one.model.blocks:
-            yield "blocks", block_line(one.model.blocks)
-        if one.vocabulary is None:
+    for report in draft.models:
+        yield (
+            "model",
+            f"{report.model.name}: {report.model.dtype}, {report.model.kernels}, context {report.model.max_length:,}",
+        )
+        yield "weights", size(report.model.footprint.weights)
+        if report.model.blocks:
+            yield "blocks", block_line(report.model.blocks)
+        if report.vocabulary is None:
             yield "vocabulary", "cannot be compared: a tokenizer is missing"
-        elif one.vocabulary.same:
-            yield "vocabulary", f"the same tokens ({one.vocabulary.common_size:,} in common)"
+        elif report.vocabulary.same:
+            yield "vocabulary", f"the same tokens ({report.vocabulary.common_size:,} in common)"
         else:
-            first = ", ".join(str(difference) for difference in one.vocabulary.first_differences)
+            first = ", ".join(str(difference) for difference in report.vocabulary.first_differences)
             yield "vocabulary", f"another one; first differences: {first}"
     if draft.note:
         yield "translation", draft.note
@@ -231,10 +234,10 @@ def show_passes(diagnosis: Diagnosis) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     for heading in ("  tokens in a pass", "ms", "floor ms", "x floor", "x one token"):
         table.add_column(heading, justify="right")
-    one = diagnosis.passes[0].seconds
+    plain_seconds = diagnosis.passes[0].seconds
     for entry in diagnosis.passes:
         cells: Sequence[float] = (1e3 * entry.seconds, 1e3 * entry.floor_seconds, entry.seconds / entry.floor_seconds)
-        table.add_row(str(entry.rows), *(f"{cell:.2f}" for cell in cells), f"{entry.seconds / one:.2f}")
+        table.add_row(str(entry.rows), *(f"{cell:.2f}" for cell in cells), f"{entry.seconds / plain_seconds:.2f}")
     wide_console(WIDTH).print(table)
     typer.echo()
 

@@ -90,16 +90,16 @@ def note(text: str) -> None:
 
 def decode_rate(stats: Sequence[CompletionStats]) -> float:
     """Return decoded tokens per second of completions of one batch, the rounds that read the prompt excluded."""
-    longest = max(one.decode_seconds for one in stats)
+    longest = max(completion.decode_seconds for completion in stats)
     if longest == 0:  # one round each
-        return max(one.tokens_per_second for one in stats)
-    return sum(one.tokens_per_second * one.decode_seconds for one in stats) / longest
+        return max(completion.tokens_per_second for completion in stats)
+    return sum(completion.tokens_per_second * completion.decode_seconds for completion in stats) / longest
 
 
 def decoding_line(stats: Sequence[CompletionStats], seconds: float, *, drafted: bool) -> str:
     """Return the statistics of one or several texts in one line."""
-    tokens = sum(one.completion_tokens for one in stats)
-    rounds = sum(one.rounds for one in stats)
+    tokens = sum(completion.completion_tokens for completion in stats)
+    rounds = sum(completion.rounds for completion in stats)
     line = f"{tokens} tokens in {seconds:.2f} s, decode {decode_rate(stats):.1f} tokens/s"
     return f"{line}, acceptance length {tokens / rounds:.2f}, {rounds} rounds" if drafted else line
 

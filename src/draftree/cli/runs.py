@@ -319,7 +319,9 @@ def verdict(plain: Sequence[Run], fast: Run) -> str:
 def difference(plain: Run, fast: Run) -> str:
     """Describe where the first two differing texts diverge."""
     completions = zip(plain.completions, fast.completions, strict=True)
-    texts = next(((one.text, two.text) for one, two in completions if one.token_ids != two.token_ids), None)
+    texts = next(
+        ((first.text, second.text) for first, second in completions if first.token_ids != second.token_ids), None
+    )
     if texts is None:
         return "no difference"
     if texts[0] == texts[1]:

@@ -61,18 +61,18 @@ def export(
     require_new(output)
     from draftree.engine.trace import read_trace
 
-    found = read_trace(file)
+    trace = read_trace(file)
     if to is To.CHROME:
         from draftree.lab.analysis.export import chrome_events
 
-        output.write_text(json.dumps(chrome_events(found), separators=(",", ":")), encoding="utf-8")
+        output.write_text(json.dumps(chrome_events(trace), separators=(",", ":")), encoding="utf-8")
         return
     from draftree.engine.trace import TABLES, write_csv
 
     if table is not None and table not in TABLES:
         raise ConfigurationError(f"there is no table '{table}' of a trace: choose one of {', '.join(TABLES)}")
     with output.open("x", encoding="utf-8", newline="") as stream:
-        write_csv(found, table or "rounds", stream)
+        write_csv(trace, table or "rounds", stream)
 
 
 def page(file: Path = TRACE, *, output: Path = WRITTEN) -> None:

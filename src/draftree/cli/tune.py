@@ -54,25 +54,25 @@ def table(standings: Sequence[Standing], predicted: Sequence[Standing] = ()) -> 
     return aligned(rows)
 
 
-def shown_name(one: Standing) -> str:
-    return "plain" if one.candidate.is_plain else one.candidate.name
+def shown_name(standing: Standing) -> str:
+    return "plain" if standing.candidate.is_plain else standing.candidate.name
 
 
-def measured_cells(one: Standing) -> tuple[str, ...]:
+def measured_cells(standing: Standing) -> tuple[str, ...]:
     return (
-        shown_name(one),
-        str(one.texts),
-        f"{one.tokens_per_second:.1f}",
-        f"{one.speedup:.2f}",
-        f"{one.median:.2f}",
-        f"{one.low:.2f}–{one.high:.2f}",
-        f"{one.acceptance_length:.2f}",
+        shown_name(standing),
+        str(standing.texts),
+        f"{standing.tokens_per_second:.1f}",
+        f"{standing.speedup:.2f}",
+        f"{standing.median:.2f}",
+        f"{standing.low:.2f}–{standing.high:.2f}",
+        f"{standing.acceptance_length:.2f}",
     )
 
 
-def predicted_cells(one: Standing | None) -> tuple[str, str]:
+def predicted_cells(standing: Standing | None) -> tuple[str, str]:
     """Return the predicted speed-up, and the tokens per round in replays."""
-    return (NOTHING, NOTHING) if one is None else (f"{one.speedup:.2f}", f"{one.acceptance_length:.2f}")
+    return (NOTHING, NOTHING) if standing is None else (f"{standing.speedup:.2f}", f"{standing.acceptance_length:.2f}")
 
 
 SEARCH = "Search"
@@ -245,13 +245,13 @@ def forget_kept(model: str | None) -> None:
 
     refuse(model is None, "MODEL", "name the model whose results are removed")
     kept = all_tuned()
-    fingerprints = {one.fingerprint for one in kept if model in (one.model, one.fingerprint)}
+    fingerprints = {result.fingerprint for result in kept if model in (result.model, result.fingerprint)}
     if not fingerprints:
-        names = ", ".join(sorted({one.model for one in kept})) or "nothing"
+        names = ", ".join(sorted({result.model for result in kept})) or "nothing"
         raise ConfigurationError(f"nothing is kept for '{model}'; kept: {names}")
-    count = sum(forget_tuned(one) for one in fingerprints)
-    for one in fingerprints:
-        forget_journals(one)
+    count = sum(forget_tuned(fingerprint) for fingerprint in fingerprints)
+    for fingerprint in fingerprints:
+        forget_journals(fingerprint)
     say(f"removed {count} result{'' if count == 1 else 's'} of {model}\n")
 
 
@@ -311,29 +311,31 @@ def keep(search: LayerSearch, *, complete: bool, keep_anyway: bool = False) -> b
     """Report the best set, and store it if it is faster than plain decoding; returns whether it was stored."""
     from draftree.loading.layer_sets import store
 
-    found = search.conclude(measures_unseen=complete)
-    if found is None:
+    layer_set = search.conclude(measures_unseen=complete)
+    if layer_set is None:
         sys.stderr.write(f"no set was measured completely, so none is stored; measurements: {search.journal}\n")
         return False
-    for line in report(found, len(search.seen), len(search.unseen)):
+    for line in report(layer_set, len(search.seen), len(search.unseen)):
         typer.echo(line)
-    if found.speedup <= 1 and not keep_anyway:
+    if layer_set.speedup <= 1 and not keep_anyway:
         sys.stderr.write(
-            f"not stored: the best set is {found.speedup:.2f} times as fast as plain decoding. "
+            f"not stored: the best set is {layer_set.speedup:.2f} times as fast as plain decoding. "
             "Decode plainly, measure more sets with --trials, or store it with --keep-anyway\n"
         )
         return False
-    typer.echo(f"stored in {store(found)}: --draft layer-skip uses it")
+    typer.echo(f"stored in {store(layer_set)}: --draft layer-skip uses it")
     return True
 
 
-def report(found: LayerSet, num_seen: int, num_unseen: int) -> list[str]:
-    lines = [f"{found}", f"found in {found.num_trials} sets, {found.computed_with}"]
-    lines.append(speed("searched", num_seen, found.seconds_per_token, found.plain_seconds_per_token))
-    if found.unseen_seconds_per_token is None or found.unseen_plain_seconds_per_token is None:
+def report(layer_set: LayerSet, num_seen: int, num_unseen: int) -> list[str]:
+    lines = [f"{layer_set}", f"found in {layer_set.num_trials} sets, {layer_set.computed_with}"]
+    lines.append(speed("searched", num_seen, layer_set.seconds_per_token, layer_set.plain_seconds_per_token))
+    if layer_set.unseen_seconds_per_token is None or layer_set.unseen_plain_seconds_per_token is None:
         lines.append("not measured on unseen prompts")
         return lines
-    lines.append(speed("unseen", num_unseen, found.unseen_seconds_per_token, found.unseen_plain_seconds_per_token))
+    lines.append(
+        speed("unseen", num_unseen, layer_set.unseen_seconds_per_token, layer_set.unseen_plain_seconds_per_token)
+    )
     return lines
 
 

@@ -376,7 +376,9 @@ def phases_line(rounds: Sequence[Mapping[str, Any]]) -> Text:
     line = cut("phases  ", style="dim")
     if not rounds:
         return line.append("no rounds yet")
-    sums = {phase: sum(number(mapping(one.get("seconds")), phase) or 0.0 for one in rounds) for phase in PHASE_STYLES}
+    sums = {
+        phase: sum(number(mapping(record.get("seconds")), phase) or 0.0 for record in rounds) for phase in PHASE_STYLES
+    }
     total = sum(sums.values()) or 1.0
     reached = 0.0
     for phase, style in PHASE_STYLES.items():
@@ -392,7 +394,7 @@ def rounds_lines(rounds: Sequence[Mapping[str, Any]], count: int) -> list[Text]:
     legend = cut("rounds  ", style="dim")
     legend.append("█ accepted", style="not dim green").append(" ░ drafted", style="not dim red")
     legend.append(" · none drafted; newest first")
-    return [legend, *(round_line(one) for one in reversed(rounds[-count:]))]
+    return [legend, *(round_line(record) for record in reversed(rounds[-count:]))]
 
 
 def round_line(done: Mapping[str, Any]) -> Text:
