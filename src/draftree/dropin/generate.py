@@ -238,8 +238,8 @@ def _both_borrowed(
         yield target, LoadedDraftModel(loaded.model, _tokenizer(assistant_tokenizer), loaded.name)
 
 
-def _tokenizer(given: Any) -> Tokenizer | None:
-    return None if given is None else Tokenizer(given)
+def _tokenizer(tokenizer: Any) -> Tokenizer | None:
+    return None if tokenizer is None else Tokenizer(tokenizer)
 
 
 def _rows(

@@ -177,21 +177,21 @@ def has_images(inputs: Mapping[str, Any]) -> bool:
 
 def _refuse_strange(inputs: Mapping[str, Any]) -> None:
     """Raise where there is more than token ids with a mask, and images with what goes with them."""
-    given = {name for name, value in inputs.items() if name not in _KNOWN_INPUTS and value is not None}
-    given -= {name for name in _TOKEN_KINDS if name in given and not bool(inputs[name].any())}
+    names = {name for name, value in inputs.items() if name not in _KNOWN_INPUTS and value is not None}
+    names -= {name for name in _TOKEN_KINDS if name in names and not bool(inputs[name].any())}
     encoded = {name for name, value in (inputs.get("mm_encoder_outputs") or {}).items() if value is not None}
-    given.discard("mm_encoder_outputs")
-    others = {name for name in given | encoded if any(word in name for word in _OTHER_MEDIA)}
+    names.discard("mm_encoder_outputs")
+    others = {name for name in names | encoded if any(word in name for word in _OTHER_MEDIA)}
     if others:
         raise InvalidRequestError(
             f"{', '.join(sorted(others))} cannot be honoured: of other inputs than text Draftree reads images only, "
             f"neither video nor audio; {WITHOUT}"
         )
     if has_images(inputs):
-        given = {name for name in given if not name.startswith(_WITH_IMAGES)}
-    if given:
+        names = {name for name in names if not name.startswith(_WITH_IMAGES)}
+    if names:
         raise InvalidRequestError(
-            f"{', '.join(sorted(given))} cannot be honoured: Draftree reads token ids with an attention mask, and "
+            f"{', '.join(sorted(names))} cannot be honoured: Draftree reads token ids with an attention mask, and "
             f"images; {WITHOUT}"
         )
 
