@@ -76,7 +76,7 @@ UNSAFE = re.compile(
 
 def harmless(text: str) -> str:
     """Return the text with unsafe characters escaped as Python does: an escape character becomes ``\\x1b``."""
-    return UNSAFE.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)
+    return UNSAFE.sub(lambda match: match[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)
 
 
 MAX_WORD_CHARS = 64

@@ -247,8 +247,8 @@ HUB_SNAPSHOT = re.compile(r"models--([^/\\]+?)--([^/\\]+)[/\\]snapshots[/\\]")
 
 def get_again(folder: Path) -> str:
     """Return the last part of a message about a damaged model: the remedy."""
-    if found := HUB_SNAPSHOT.search(f"{folder}/"):
-        return f"run 'hf download {found[1]}/{found[2]} --force-download'"
+    if match := HUB_SNAPSHOT.search(f"{folder}/"):
+        return f"run 'hf download {match[1]}/{match[2]} --force-download'"
     try:
         source = read_json(folder / MANIFEST)["source"]
     except (OSError, *MALFORMED):

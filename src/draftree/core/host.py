@@ -70,11 +70,11 @@ class ProcessorFacts:
 
     @property
     def num_cores(self) -> int:
-        return len({one.core for one in self.processors})
+        return len({processor.core for processor in self.processors})
 
     @property
     def num_nodes(self) -> int:
-        return len({one.node for one in self.processors})
+        return len({processor.node for processor in self.processors})
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +183,8 @@ def _text(path: Path) -> str:
 def _speeds(base: Path, online: Iterable[int]) -> dict[int, float]:
     """Return capacities or, where all are equal or unknown, largest clock rates, relative to the largest one."""
     for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
-        given = {number: _text(base / "cpu" / f"cpu{number}" / name) for number in online}
-        known = {number: int(text) for number, text in given.items() if text.isdigit() and int(text) > 0}
+        texts = {number: _text(base / "cpu" / f"cpu{number}" / name) for number in online}
+        known = {number: int(text) for number, text in texts.items() if text.isdigit() and int(text) > 0}
         if len(set(known.values())) > 1:
             return {number: known.get(number, max(known.values())) / max(known.values()) for number in online}
     return dict.fromkeys(online, 1.0)
@@ -264,7 +264,7 @@ def apply_threads(threads: int | None, affinity: str | None = None) -> None:
         logger.info("%d threads: %s", choice.threads, "; ".join(choice.reasons) or "one for each core")
         torch.set_num_threads(choice.threads)
     if affinity is None:
-        kinds = {one.is_fast for one in facts.processors}
+        kinds = {processor.is_fast for processor in facts.processors}
         affinity = AUTO if is_default and (facts.num_nodes > 1 or len(kinds) > 1) else NONE
         if not hasattr(os, "sched_setaffinity"):
             affinity = NONE
@@ -286,7 +286,7 @@ def _pin(processors: Sequence[int], facts: ProcessorFacts, affinity: str) -> Non
     """Let all threads of this process, and those that they start, run on these processors only."""
     if not hasattr(os, "sched_setaffinity"):
         raise ConfigurationError(f"affinity is '{affinity}', which this system does not support: leave it out")
-    usable = {one.number for one in facts.processors}
+    usable = {processor.number for processor in facts.processors}
     if strange := sorted(set(processors) - usable):
         raise ConfigurationError(
             f"affinity is '{affinity}', but this process may not use processor {strange[0]}: "
@@ -320,19 +320,19 @@ class Libraries(NamedTuple):
 @contextmanager
 def single_threaded() -> Iterator[None]:
     """Inside, the calling thread computes alone; other threads are left as they are. May be nested."""
-    found = libraries()
-    if found is None:
+    libs = libraries()
+    if libs is None:
         yield
         return
-    before = found.openmp.omp_get_max_threads()
-    found.openmp.omp_set_num_threads(1)
-    own = found.mkl.MKL_Set_Num_Threads_Local(1) if found.mkl else 0
+    before = libs.openmp.omp_get_max_threads()
+    libs.openmp.omp_set_num_threads(1)
+    mkl_before = libs.mkl.MKL_Set_Num_Threads_Local(1) if libs.mkl else 0
     try:
         yield
     finally:
-        found.openmp.omp_set_num_threads(before)
-        if found.mkl:
-            found.mkl.MKL_Set_Num_Threads_Local(own)
+        libs.openmp.omp_set_num_threads(before)
+        if libs.mkl:
+            libs.mkl.MKL_Set_Num_Threads_Local(mkl_before)
 
 
 @functools.cache

@@ -33,10 +33,10 @@ def with_dark_scheme(svg: str) -> str:
         raise ValueError("the drawing has no style sheet: only drawings of matplotlib can be given a dark scheme")
     if "prefers-color-scheme" in svg:
         return svg
-    found = dict.fromkeys(one or other for one, other in COLOUR.findall(svg))
+    colours = dict.fromkeys(style or attribute for style, attribute in COLOUR.findall(svg))
     rules = [
         f'[style*="{kind}: {colour}"],[{kind}="{colour}"]{{{kind}:{dark_colour(colour)}!important}}'
-        for colour in found
+        for colour in colours
         if colour not in UNCHANGED
         for kind in ("fill", "stroke")
         if f"{kind}: {colour}" in svg or f'{kind}="{colour}"' in svg
@@ -56,7 +56,7 @@ def dark_colour(colour: str) -> str:
     if lightness >= LIGHT:
         if size >= TINT:
             return colour
-        return _hex(np.array([112.0 - lightness, *(0.7 * one for one in chroma)]))
+        return _hex(np.array([112.0 - lightness, *(0.7 * value for value in chroma)]))
     # greys are inverted; other inks keep their order, or colours that differ in lightness would come close
     ink = 92.0 - 0.55 * lightness if size < GREY else min(88.0, 30.0 + 0.95 * lightness)
     return _hex(np.array([ink, *chroma]))
@@ -77,4 +77,4 @@ def _hex(lab: np.ndarray) -> str:
     ratio = np.where(roots > 6 / 29, roots**3, (roots - 4 / 29) * 3132 / 24389)
     linear = np.clip(np.linalg.solve(XYZ, ratio * WHITE), 0, 1)
     encoded = np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
-    return "#" + "".join(f"{round(255 * one):02x}" for one in encoded)
+    return "#" + "".join(f"{round(255 * channel):02x}" for channel in encoded)

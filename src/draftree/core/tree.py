@@ -162,7 +162,7 @@ def follow(tree: TokenTree, tokens: Sequence[int]) -> list[int]:
 
 def first_children(tree: TokenTree) -> dict[tuple[int, int], int]:
     """By parent and token the first child."""
-    found: dict[tuple[int, int], int] = {}
+    children: dict[tuple[int, int], int] = {}
     for node, key in enumerate(zip(tree.parents, tree.tokens, strict=True)):
-        found.setdefault(key, node)
-    return found
+        children.setdefault(key, node)
+    return children
