@@ -196,7 +196,7 @@ class LLM:
         trusts = options.trust_remote_code
         learning = learning_of(options.learn, methods)
         loaded = load_divided(options)
-        require_exact(loaded, asked=options.exact)
+        require_exact(loaded, requested=options.exact)
         alone = loaded.model.lock.run  # others may share the model, and it is measured here
         methods, auto = alone(lambda: decide_each(methods, loaded, options))
         self._planner = methods[0].planner

@@ -74,17 +74,17 @@ def place_of(fingerprint: str, suffix: str = ".json") -> Path:
     return Cache().root / "layers" / f"{fingerprint}{suffix}"
 
 
-def store(found: LayerSet) -> Path:
-    place = place_of(found.fingerprint)
-    write_json(place, dataclasses.asdict(found), indent=2)
+def store(layer_set: LayerSet) -> Path:
+    place = place_of(layer_set.fingerprint)
+    write_json(place, dataclasses.asdict(layer_set), indent=2)
     return place
 
 
 def stored_set(fingerprint: str) -> LayerSet:
     place = place_of(fingerprint)
     try:
-        found = read_json(place)
-        return LayerSet(**found | {side: tuple(found[side]) for side in ("attention", "mlp")})
+        stored = read_json(place)
+        return LayerSet(**stored | {side: tuple(stored[side]) for side in ("attention", "mlp")})
     except FileNotFoundError:
         raise ConfigurationError(
             f"drafter 'layer-skip' has no stored set of layers to skip for this model: {HOW_TO_TUNE}"

@@ -97,10 +97,10 @@ def _facts(model: Any) -> tuple[Any, ...]:
 
 def _implementations(model: Any) -> list[tuple[Any, Any]]:
     """Return all nested configurations, outermost first, with their attention implementations."""
-    found: dict[int, Any] = {}
+    configs: dict[int, Any] = {}
     waiting = [model.config, *(module.config for module in model.modules() if hasattr(module, "config"))]
     for config in waiting:
-        if id(config) not in found and hasattr(config, "_attn_implementation"):
-            found[id(config)] = config
+        if id(config) not in configs and hasattr(config, "_attn_implementation"):
+            configs[id(config)] = config
             waiting.extend(getattr(config, key, None) for key in getattr(config, "sub_configs", None) or ())
-    return [(config, config._attn_implementation) for config in found.values()]
+    return [(config, config._attn_implementation) for config in configs.values()]

@@ -144,9 +144,9 @@ def kernels_of_drafter(target: LoadedModel) -> str:
     return "torch" if target.kernels == "torch" and target.fallback_reason is None else "auto"
 
 
-def require_exact(loaded: LoadedModel, *, asked: bool) -> None:
+def require_exact(loaded: LoadedModel, *, requested: bool) -> None:
     """Raise for a model whose logits depend on the other rows of a pass, if exactness was asked for."""
-    if loaded.model.is_exact or not asked:
+    if loaded.model.is_exact or not requested:
         return
     reason = loaded.fallback_reason or "its passes run in PyTorch"
     raise ConfigurationError(
@@ -168,16 +168,16 @@ def require_layers(layers: Sequence[int], target: LoadedModel) -> None:
         target.model.require_capture([layer if layer >= 0 else count + 1 + layer for layer in layers])
 
 
-def tokenizer_of(loaded: LoadedModel, given: Any, *, trust_remote_code: bool = False) -> Tokenizer | None:
-    if isinstance(given, str | os.PathLike):
+def tokenizer_of(loaded: LoadedModel, tokenizer: Any, *, trust_remote_code: bool = False) -> Tokenizer | None:
+    if isinstance(tokenizer, str | os.PathLike):
         raise ConfigurationError(
-            f"tokenizer is {os.fspath(given)!r}: give a loaded one, such as from AutoTokenizer.from_pretrained"
+            f"tokenizer is {os.fspath(tokenizer)!r}: give a loaded one, such as from AutoTokenizer.from_pretrained"
         )
-    if given is not None:
-        found = given if isinstance(given, Tokenizer) else Tokenizer(given)
+    if tokenizer is not None:
+        wrapped = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer(tokenizer)
         if loaded.tokenizer_sha is not None:
-            require_same_tokenizer(found, loaded.tokenizer_sha)
-        return found
+            require_same_tokenizer(wrapped, loaded.tokenizer_sha)
+        return wrapped
     if loaded.folder is None:
         return None
     return load_tokenizer(Path(loaded.folder), trust_remote_code=trust_remote_code)

@@ -64,14 +64,14 @@ def lower_model(
     """
     model.eval().requires_grad_(False)
     implementation = model.config._attn_implementation
-    eos_ids, found = eos_ids_in(model), name or type(model).__name__
+    eos_ids, model_name = eos_ids_in(model), name or type(model).__name__
     try:
-        with _conversion(found):
+        with _conversion(model_name):
             # a reference with as much rounding error as the tolerance would reject more accurate logits
             with in_float32(model):
                 reference = reference_logits(model)
             blueprint = plan_model(model)
-            steps.info("%s: packing weights for native kernels", found)
+            steps.info("%s: packing weights for native kernels", model_name)
             if start is None:
                 ours = NativeModel(blueprint, ModelWeights(model), quantization=quantization)
                 places = None
@@ -82,7 +82,7 @@ def lower_model(
     except NativeUnavailableError:
         model.set_attn_implementation(implementation)
         raise
-    steps.info("%s: comparing logits with those of transformers", found)
+    steps.info("%s: comparing logits with those of transformers", model_name)
     tolerance, compares = QUANTIZED_TOLERANCE.get(quantization or ""), start is None or not start.streams
     result = require_ok(check(ours, reference, tolerance=tolerance, compares_tokens=compares))
     if quantization == "int4":
@@ -95,7 +95,7 @@ def lower_model(
     if quantization is not None:
         ours.free_slots()  # of the comparisons
         return_free_memory()  # of the weights before rounding
-    return LoadedModel.native(ours, folder, eos_ids, name=found, quantization=quantization)
+    return LoadedModel.native(ours, folder, eos_ids, name=model_name, quantization=quantization)
 
 
 def lower_encoder_decoder(model: Any, name: str, *, quantization: str | None = None) -> NativeEncoderDecoder:

@@ -77,9 +77,9 @@ def _parsed(kind: Any, value: Any) -> Any:
         return make(**{name: _parsed(kinds[name], part) for name, part in value.items()})
     match typing.get_origin(kind), typing.get_args(kind):
         case builtins.tuple, (part, *_):
-            return tuple(_parsed(part, one) for one in value)
+            return tuple(_parsed(part, item) for item in value)
         case abc.Mapping, (_, part):
-            return {name: _parsed(part, one) for name, one in value.items()}
+            return {name: _parsed(part, item) for name, item in value.items()}
     return value
 
 

@@ -17,15 +17,15 @@ def resolve_device(device: str) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        found = torch.device(device)
+        resolved = torch.device(device)
     except RuntimeError as error:
         raise ConfigurationError(f"device '{device}' is not known to torch: use auto, cpu, cuda or cuda:N") from error
-    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+    if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
         raise ConfigurationError(f"device '{device}' does not exist: this machine has {count} CUDA devices; use cpu")
-    if found.type not in ("cpu", "cuda"):
+    if resolved.type not in ("cpu", "cuda"):
         raise ConfigurationError(f"device '{device}' is not supported: use auto, cpu or cuda")
-    return found
+    return resolved
 
 
 def has_native_bfloat16(device: torch.device) -> bool:

@@ -48,7 +48,7 @@ def machine(device: torch.device) -> dict[str, Any]:
     """Return processor, cores, memory, system, and the GPU if one is used."""
     release = re.match(r"[\d.]*", platform.release())  # of a kernel; what follows the numbers may identify its builder
     numbers = release.group().rstrip(".") if release else ""
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "cpu": cpu_name(),
         "architecture": platform.machine(),
         "cores": os.cpu_count(),
@@ -58,9 +58,9 @@ def machine(device: torch.device) -> dict[str, Any]:
         "system": f"{platform.system()} {numbers}".strip(),
     }
     if device.type == "cuda":
-        found["gpu"] = torch.cuda.get_device_name(device)
-        found["cuda"] = torch.version.cuda
-    return found
+        facts["gpu"] = torch.cuda.get_device_name(device)
+        facts["cuda"] = torch.version.cuda
+    return facts
 
 
 def versions() -> dict[str, Any]:

@@ -66,11 +66,11 @@ class Store:
 
     def entries(self) -> list[tuple[Path, os.stat_result]]:
         """Return all records and their status, the newest first."""
-        found = []
+        records = []
         for path in self.folder.glob(f"*{SUFFIX}"):
             with contextlib.suppress(OSError):  # another process may remove it
-                found.append((path, path.stat()))
-        return sorted(found, key=lambda entry: entry[1].st_mtime_ns, reverse=True)
+                records.append((path, path.stat()))
+        return sorted(records, key=lambda entry: entry[1].st_mtime_ns, reverse=True)
 
     def facts(self, path: Path) -> Mapping[str, Any]:
         try:

@@ -65,8 +65,8 @@ def in_float32(model: Any) -> Iterator[None]:
             if type(module) is nn.Linear:
                 undo.enter_context(_replaced(module, functools.partial(_linear, module)))
             elif isinstance(module, nn.Embedding):
-                undo.callback(module.register_forward_hook(lambda _, __, found: found.float()).remove)
-            elif matrices := [own for own in module.parameters(recurse=False) if own.dim() > 1]:
+                undo.callback(module.register_forward_hook(lambda _, __, output: output.float()).remove)
+            elif matrices := [parameter for parameter in module.parameters(recurse=False) if parameter.dim() > 1]:
                 copies = _Copies(matrices)
                 undo.callback(copies.end)
                 undo.callback(module.register_forward_pre_hook(lambda *_, copies=copies: copies.start()).remove)
@@ -87,15 +87,15 @@ class _Copies:
             parameter.data = parameter.data.float()
 
     def end(self) -> None:
-        for parameter, own in zip(self._parameters, self._own, strict=False):
-            parameter.data = own
+        for parameter, original in zip(self._parameters, self._own, strict=False):
+            parameter.data = original
         self._own = []
 
 
 def _linear(module: nn.Linear, x: Tensor) -> Tensor:
     rows = [F.linear(x.float(), part.float()) for part in module.weight.split(CHUNK_ROWS)]
-    found = rows[0] if len(rows) == 1 else torch.cat(rows, -1)
-    return found if module.bias is None else found + module.bias.float()
+    product = rows[0] if len(rows) == 1 else torch.cat(rows, -1)
+    return product if module.bias is None else product + module.bias.float()
 
 
 GROUP_INPUTS, LARGEST = 32, 127
@@ -127,12 +127,12 @@ class PackedProduct:
         if linear.bias is not None and getattr(self.module, "bias", None) is not None:
             bias = self.weights.get(linear.bias).float()[: len(weight)]
         self.weights.release(linear.weight)
-        found = F.linear(rounded(inputs), weight, bias)
+        product = F.linear(rounded(inputs), weight, bias)
         if not linear.is_reordered:
-            return found
+            return product
         places = torch.arange(linear.outputs, dtype=torch.float32)[:, None]
         order = arranged(places, replace(linear, is_transposed=False), head_dim=self.head_dim)[:, 0].long()
-        return torch.empty_like(found).index_copy_(-1, order, found)
+        return torch.empty_like(product).index_copy_(-1, order, product)
 
 
 ACTIVATIONS: Mapping[int, Callable[[Tensor], Tensor]] = MappingProxyType(
@@ -162,15 +162,15 @@ class PackedExperts:
     layer: int  # number of their layer
     ours: NativeModel  # the model with the packed weights
 
-    def forward(self, hidden: Tensor, *given: Any, **named: Any) -> Tensor:
-        """Return the weighted sums of each row's experts; `given` are these and their weights, (rows, experts)."""
-        chosen, scores = (*given, *(named[name] for name in ("router_indices", "routing_weights") if name in named))
-        found = torch.zeros(hidden.shape, dtype=torch.float32)
+    def forward(self, hidden: Tensor, *args: Any, **named: Any) -> Tensor:
+        """Return the weighted sums of each row's experts; `args` are these and their weights, (rows, experts)."""
+        chosen, scores = (*args, *(named[name] for name in ("router_indices", "routing_weights") if name in named))
+        sums = torch.zeros(hidden.shape, dtype=torch.float32)
         for expert in chosen.unique().tolist():
             rows, places = torch.where(chosen == expert)
             results = self._expert(expert, rounded(hidden[rows]))
-            found.index_add_(0, rows, results * scores[rows, places, None].float())
-        return found
+            sums.index_add_(0, rows, results * scores[rows, places, None].float())
+        return sums
 
     def _expert(self, expert: int, inputs: Tensor) -> Tensor:
         plan = self.ours.blueprint
@@ -251,7 +251,7 @@ def with_packed_weights(model: Any, ours: NativeModel, embedding: Any = None) ->
         if layer.experts is not None
     ]
     embedding = model.get_input_embeddings() if embedding is None else embedding
-    own = embedding.weight
+    original = embedding.weight
     _fill_released(model, plan, weights, [product.module for product in products])
     try:
         embedding.weight = nn.Parameter(weights.get(plan.embedding).float(), requires_grad=False)
@@ -260,7 +260,7 @@ def with_packed_weights(model: Any, ours: NativeModel, embedding: Any = None) ->
                 undo.enter_context(_replaced(product.module, product.forward))
             yield
     finally:
-        embedding.weight = own
+        embedding.weight = original
 
 
 def require_ok(result: CheckResult, of: str = "") -> CheckResult:
@@ -299,11 +299,11 @@ def _fill_released(model: Any, plan: Blueprint, weights: UnpackedWeights, module
 @contextlib.contextmanager
 def _replaced(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """Compute a module by another function inside the block."""
-    own = vars(module).get("forward")
+    original = vars(module).get("forward")
     vars(module)["forward"] = forward
     try:
         yield
     finally:
         del vars(module)["forward"]
-        if own is not None:
-            vars(module)["forward"] = own
+        if original is not None:
+            vars(module)["forward"] = original

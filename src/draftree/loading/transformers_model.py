@@ -165,11 +165,11 @@ def _require_all_weights(folder: Path, report: Mapping[str, Any]) -> None:
 
 def _require_readable(folder: Path, reason: str) -> None:
     """Raise UnsupportedModelError for `reason` if a model that could not be read declares quantized weights."""
-    found = quantization_of(folder)
-    if found is not None:
-        form = f", packing format '{found['packing_format']}'" if found.get("packing_format") else ""
+    quantization = quantization_of(folder)
+    if quantization is not None:
+        form = f", packing format '{quantization['packing_format']}'" if quantization.get("packing_format") else ""
         raise UnsupportedModelError(
-            f"model '{folder}' has weights quantized by '{found.get('quant_method')}'{form}, which neither "
+            f"model '{folder}' has weights quantized by '{quantization.get('quant_method')}'{form}, which neither "
             f"native kernels nor transformers can run here ({reason}): use a model without quantization or a GGUF file"
         )
 
