@@ -213,9 +213,9 @@ class Engine:
         writing = [s for s in running if s not in reading and not s.is_paused]
         beside = any(s.counts.rounds for s in writing) and not self._together
         budget = self._limits.prefill_chunk_size if beside else PREFILL_TOKENS_IDLE
-        given = reading_sizes(reading, budget, vocab_size=self.parts.target.vocab_size)
-        chunks = [Chunk(s, count) for s, count in zip(reading, given, strict=True) if 0 < count < s.num_pending]
-        ready = writing + [s for s, count in zip(reading, given, strict=True) if count == s.num_pending]
+        sizes = reading_sizes(reading, budget, vocab_size=self.parts.target.vocab_size)
+        chunks = [Chunk(s, count) for s, count in zip(reading, sizes, strict=True) if 0 < count < s.num_pending]
+        ready = writing + [s for s, count in zip(reading, sizes, strict=True) if count == s.num_pending]
         if self._together and len(ready) < len(self._scheduler.running):
             return [], chunks
         return ready, chunks
@@ -246,11 +246,11 @@ class Engine:
             jobs.append((chunk.sequence, (Chunk(chunk.sequence, left),)))
         logger.warning("a pass over %d sequences raised %r", len(jobs), error)
         self._allocator.recover([sequence for sequence, _ in jobs])
-        for sequence, own in jobs:
-            if sequence.is_finished or not all(chunk.num_tokens for chunk in own):
+        for sequence, prompt_chunks in jobs:
+            if sequence.is_finished or not all(chunk.num_tokens for chunk in prompt_chunks):
                 continue
             try:
-                record = run_round(self.parts, () if own else (sequence,), own)
+                record = run_round(self.parts, () if prompt_chunks else (sequence,), prompt_chunks)
             except (AssertionError, RankError):
                 raise
             except Exception as repeated:

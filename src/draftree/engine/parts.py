@@ -89,7 +89,9 @@ class EngineParts:
     def capture(self) -> tuple[int, ...]:
         """Layers whose hidden states a pass of the target must return: ascending, each once."""
         sunk = () if self.sink is None else self.sink.layers
-        return tuple(sorted({*sunk, *(layer for one in self.drafters for layer in self.feature_layers(one.traits))}))
+        return tuple(
+            sorted({*sunk, *(layer for choice in self.drafters for layer in self.feature_layers(choice.traits))})
+        )
 
     def traits_of(self, draft: str) -> DraftTraits:
         """Return the traits of the drafter that a request chose; empty for the default."""

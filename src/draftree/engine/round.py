@@ -87,13 +87,13 @@ def run_round(
     start = parts.clock()
     turns = [SequenceRound(s, s.history.since(slot_of(s).length)) for s in sequences]
     groups = _by_drafter(turns)
-    for choice, own in groups:
-        _plan(choice, own, others=len(turns) - len(own))
+    for choice, group in groups:
+        _plan(choice, group, others=len(turns) - len(group))
     planned = parts.clock()
     part_seconds = _draft(parts, turns, groups)
     drafted = parts.clock()
-    for choice, own in groups:
-        _trim(choice, own, drafted - planned)
+    for choice, group in groups:
+        _trim(choice, group, drafted - planned)
     trimmed = parts.clock()
     jobs = [*map(_job, turns), *map(_chunk_job, chunks)]
     result = parts.target.run(Pass(jobs, capture=parts.capture))
@@ -118,8 +118,8 @@ def run_round(
         part_seconds=part_seconds,
         num_prompt_rows=num_rows - sum(1 + len(turn.tree) for turn in turns),
     )
-    for choice, own in groups:
-        _observe_plan(parts, choice, own, turns, record)
+    for choice, group in groups:
+        _observe_plan(parts, choice, group, turns, record)
     for sequence, row in zip(sequences, rows, strict=True):
         count_round(sequence.counts, record, row)
         if sequence.rounds is not None:
@@ -176,16 +176,16 @@ def _draft(
 
 def _draft_by(choice: DraftChoice, turns: Sequence[SequenceRound], parts: EngineParts) -> bool:
     """Draft the trees of the sequences of one drafter; returns whether it was asked for any."""
-    asked = []
+    drafting = []
     for turn in turns:
         most = min(turn.budget.num_nodes, turn.budget.depth)
         forced = turn.sequence.forced
         # what a grammar forces needs no budget
         if most > (0 if forced is None else forced.begin(turn.budget.room)):
-            asked.append(turn)
-    states = [turn.sequence.draft_state.own for turn in asked if turn.sequence.draft_state is not None]
-    trees = choice.drafter.draft(states, [turn.budget for turn in asked]) if asked else []
-    for turn, tree in zip(asked, trees, strict=True):
+            drafting.append(turn)
+    states = [turn.sequence.draft_state.own for turn in drafting if turn.sequence.draft_state is not None]
+    trees = choice.drafter.draft(states, [turn.budget for turn in drafting]) if drafting else []
+    for turn, tree in zip(drafting, trees, strict=True):
         turn.drafted = turn.tree = tree
     for turn in turns:
         if turn.sequence.forced is not None and turn.budget.room > 0:
@@ -199,7 +199,7 @@ def _draft_by(choice: DraftChoice, turns: Sequence[SequenceRound], parts: Engine
             )
         if not parts.target.supports_trees and not is_chain(turn.tree.parents):
             raise AssertionError("a target that scores chains only was given a tree")
-    return bool(asked)
+    return bool(drafting)
 
 
 def _observe_plan(
@@ -222,7 +222,7 @@ def _observe_plan(
         rows = record.sequences
     if len(parts.drafters) > 1:
         place = parts.drafters.index(choice)
-        start = sum(len(one.planner.parts) for one in parts.drafters[:place])
+        start = sum(len(previous.planner.parts) for previous in parts.drafters[:place])
         shares = record.part_seconds[start : start + len(choice.planner.parts)]
         share = sum(shares) if record.part_seconds else len(rows) / len(record.sequences) * record.draft_seconds
         record = replace(
@@ -501,18 +501,21 @@ def _rows(turn: SequenceRound) -> DistributionRows:
 def _verify(parts: EngineParts, turns: Sequence[SequenceRound], distributions: Distributions) -> None:
     chances = [NoiseSource(t.sequence.controls.noise, "verify", len(t.sequence.history)) for t in turns]
     each = [distributions.of(index) for index in range(len(distributions))]
-    found = parts.verifier.verify_many([turn.tree for turn in turns], each, chances)
+    verdicts = parts.verifier.verify_many([turn.tree for turn in turns], each, chances)
     if any(choice.traits.wants_picks for choice in parts.drafters):
         # computed once for the whole batch: by the rule if it walks along picks, else here
-        found = [replace(verdict, picks=tuple(own.picks())) for verdict, own in zip(found, each, strict=True)]
+        verdicts = [
+            replace(verdict, picks=tuple(distribution.picks()))
+            for verdict, distribution in zip(verdicts, each, strict=True)
+        ]
     # rows that the walk did not visit do not count: plain decoding would never have seen them
-    visited = [[0, *(node + 1 for node in verdict.path)] for verdict in found]
+    visited = [[0, *(node + 1 for node in verdict.path)] for verdict in verdicts]
     finite = distributions.finite(visited)
-    for turn, verdict, rows, is_finite, own in zip(turns, found, visited, finite, each, strict=True):
+    for turn, verdict, rows, is_finite, distribution in zip(turns, verdicts, visited, finite, each, strict=True):
         if is_finite:
             turn.verdict = verdict
             if turn.sequence.rounds is not None or turn.sequence.records_picks:
-                turn.picks = tuple(own.picks())
+                turn.picks = tuple(distribution.picks())
         else:
             turn.sequence.fail(no_token_error(turn.sequence, _rows(turn), rows, distributions.width))
 

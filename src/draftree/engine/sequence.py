@@ -216,7 +216,9 @@ class Update:
         if len(updates) == 1:
             return updates[0]
         names = ("pieces", "token_ids", "drafted", "logprobs", "rounds")
-        whole = {name: tuple(itertools.chain.from_iterable(getattr(one, name) for one in updates)) for name in names}
+        whole = {
+            name: tuple(itertools.chain.from_iterable(getattr(update, name) for update in updates)) for name in names
+        }
         return cls(updates[-1].sequence, is_last=updates[-1].is_last, **whole)
 
 

@@ -169,7 +169,7 @@ def _step_of(entry: Mapping[str, Any]) -> Step:
 
 def acceptance_length(rounds: Iterable[TracedRound]) -> float:
     """Return the mean number of tokens written per round and sequence."""
-    written = [step.num_written for one in rounds for step in one.steps]
+    written = [step.num_written for traced in rounds for step in traced.steps]
     return sum(written) / len(written) if written else 0.0
 
 
@@ -249,10 +249,10 @@ def starts_of(trace: Trace) -> list[float]:
     """Return the seconds at which the rounds began; without recorded times they follow one another without gaps."""
     starts = []
     now = 0.0
-    for one in trace.rounds:
-        start = now if one.start is None else one.start
+    for traced in trace.rounds:
+        start = now if traced.start is None else traced.start
         starts.append(start)
-        now = start + one.seconds["total"]
+        now = start + traced.seconds["total"]
     return starts
 
 
@@ -271,22 +271,22 @@ def rows_of(trace: Trace, table: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _rounds(trace: Trace) -> Iterator[dict[str, Any]]:
-    for number, (one, start) in enumerate(zip(trace.rounds, starts_of(trace), strict=True)):
+    for number, (traced, start) in enumerate(zip(trace.rounds, starts_of(trace), strict=True)):
         yield {
             "round": number,
             "start": start,
-            **{f"{name}_seconds": value for name, value in one.seconds.items()},
-            "rows": one.num_rows,
-            "sequences": len(one.steps),
-            "drafted": sum(len(step.tree) for step in one.steps),
-            "accepted": sum(len(step.path) for step in one.steps),
-            "written": sum(step.num_written for step in one.steps),
+            **{f"{name}_seconds": value for name, value in traced.seconds.items()},
+            "rows": traced.num_rows,
+            "sequences": len(traced.steps),
+            "drafted": sum(len(step.tree) for step in traced.steps),
+            "accepted": sum(len(step.path) for step in traced.steps),
+            "written": sum(step.num_written for step in traced.steps),
         }
 
 
 def _steps(trace: Trace) -> Iterator[dict[str, Any]]:
-    for number, one in enumerate(trace.rounds):
-        for step in one.steps:
+    for number, traced in enumerate(trace.rounds):
+        for step in traced.steps:
             yield {
                 "round": number,
                 "sequence": step.sequence,
@@ -301,8 +301,8 @@ def _steps(trace: Trace) -> Iterator[dict[str, Any]]:
 
 
 def _nodes(trace: Trace) -> Iterator[dict[str, Any]]:
-    for number, one in enumerate(trace.rounds):
-        for step in one.steps:
+    for number, traced in enumerate(trace.rounds):
+        for step in traced.steps:
             yield from ({"round": number, "sequence": step.sequence, **row} for row in _nodes_of(trace, step))
 
 
