@@ -122,14 +122,14 @@ class Head(nn.Module, ABC):
     def require_target(self, parts: TargetParts) -> None:
         """Check that the sizes of a target are those that the head was made for."""
         config = self.config
-        for name, made_for, found in (
+        for name, made_for, actual in (
             ("hidden states", config.target_hidden, parts.hidden),
             ("a vocabulary", config.vocab_size, parts.vocab_size),
         ):
-            if made_for != found:
+            if made_for != actual:
                 wanted = f" ({config.target_name})" if config.target_name else ""
                 raise ConfigurationError(
-                    f"the head was made for a target{wanted} with {name} of {made_for}, and this one has {found}: "
+                    f"the head was made for a target{wanted} with {name} of {made_for}, and this one has {actual}: "
                     "choose the target that it was made for, or another head"
                 )
         missing = [layer for layer in config.features if not -parts.num_layers <= layer + 1 <= parts.num_layers + 1]

@@ -55,8 +55,7 @@ class BlockLayer(nn.Module):
             window=self._window,
         )
         x = x + self.self_attn.out(mixed)
-        found: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return found
+        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class MarkovHead(nn.Module):
@@ -163,8 +162,7 @@ class DFlashHead(BlockHead):
             assert isinstance(layer, BlockLayer)
             layer.read(context, before, attend)
             x = layer(x, inside, attend)
-        found: Tensor = self.norm(x)
-        return found
+        return self.norm(x)
 
     def logits(self, states: Tensor) -> Tensor:
         return self._bound.logits(states)
@@ -202,5 +200,4 @@ class DFlashHead(BlockHead):
         if self.confidence_head.reads_token:
             assert self.markov_head is not None, "tested in the constructor"
             before = self.markov_head.markov_w1(tokens)
-        found: Tensor = self.confidence_head(states, before)
-        return found
+        return self.confidence_head(states, before)

@@ -53,7 +53,7 @@ class EagleFamilyHead(FeatureHead):
         """Set the parts that are shared with the target."""
         self.require_target(parts)
         shares = [
-            name for name, own in (("embedding", self.embed_tokens), ("output head", self.lm_head)) if own is None
+            name for name, module in (("embedding", self.embed_tokens), ("output head", self.lm_head)) if module is None
         ]
         if shares and parts.hidden != self.config.hidden:
             raise ConfigurationError(
@@ -74,15 +74,15 @@ class EagleFamilyHead(FeatureHead):
 
     def embedding_weight(self) -> Tensor:
         """Return the embedding, its own or the target's, shape (vocabulary, hidden)."""
-        found = self._embedding if self.embed_tokens is None else self.embed_tokens.weight
-        assert found is not None, "a head without its own embedding is bound to a target before it runs"
-        return found
+        weight = self._embedding if self.embed_tokens is None else self.embed_tokens.weight
+        assert weight is not None, "a head without its own embedding is bound to a target before it runs"
+        return weight
 
     def output_weight(self) -> Tensor:
         """Return the output head, its own or the target's rows, shape (draft vocabulary, hidden)."""
-        found = self._output if self.lm_head is None else self.lm_head.weight
-        assert found is not None, "a head without its own output is bound to a target before it runs"
-        return found
+        weight = self._output if self.lm_head is None else self.lm_head.weight
+        assert weight is not None, "a head without its own output is bound to a target before it runs"
+        return weight
 
     def forget_output(self) -> None:
         """Forget the target's rows of the output head, which another copy replaces; `logits` cannot run then."""
@@ -91,8 +91,7 @@ class EagleFamilyHead(FeatureHead):
     def embedded(self, tokens: Tensor) -> Tensor:
         """Return embeddings of tokens, not scaled, shape (..., rows, hidden), in the head's dtype."""
         if self.embed_tokens is not None:
-            found: Tensor = self.embed_tokens(tokens)
-            return found
+            return self.embed_tokens(tokens)
         assert self._embedding is not None, "a head without its own embedding is bound to a target before it runs"
         return F.embedding(tokens, self._embedding).to(self.dtype)
 
@@ -114,11 +113,11 @@ class EagleFamilyHead(FeatureHead):
     def outputs(self, states: Tensor) -> Tensor:
         """Return the product of states with the output head, float32, or float64 for float64 states."""
         if self.lm_head is not None:
-            found: Tensor = self.lm_head(states)
+            products: Tensor = self.lm_head(states)
         else:
             assert self._output is not None, "a head without its own output is bound to a target before it runs"
-            found = F.linear(states.to(self._output.dtype), self._output)
-        return found if found.dtype == torch.float64 else found.float()
+            products = F.linear(states.to(self._output.dtype), self._output)
+        return products if products.dtype == torch.float64 else products.float()
 
 
 @final
@@ -170,8 +169,7 @@ class Eagle3Head(EagleFamilyHead):
         if self.fc_norm is not None:
             features = torch.stack([norm(features[..., i, :]) for i, norm in enumerate(self.fc_norm)], dim=-2)
         joined = features.flatten(-2)
-        found: Tensor = self.fc(joined if self.input_norm is None else self.input_norm(joined))
-        return found
+        return self.fc(joined if self.input_norm is None else self.input_norm(joined))
 
     def run(
         self, tokens: Tensor, before: Tensor, positions: Tensor, attend: Attend, chosen: Tensor | None = None
@@ -182,8 +180,7 @@ class Eagle3Head(EagleFamilyHead):
         """Return the states, after the final norm in EAGLE-3.1."""
         if not self.config.norm_output:
             return states
-        found: Tensor = self.norm(states)
-        return found
+        return self.norm(states)
 
     def logits(self, states: Tensor) -> Tensor:
         return self.outputs(self.norm(states))

@@ -55,10 +55,10 @@ class Rotary:
         Device and dtype are those of `like`. The first half of the sines is negative, as `rotate` needs it.
         """
         key = (like.device, like.dtype)
-        found = self._tables.get(key)
-        if found is None or found[0].shape[0] < length:
-            found = self._tables[key] = self._made(max(FIRST_LENGTH, 2 * length), like)
-        return found
+        tables = self._tables.get(key)
+        if tables is None or tables[0].shape[0] < length:
+            tables = self._tables[key] = self._made(max(FIRST_LENGTH, 2 * length), like)
+        return tables
 
     def _made(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         # tensors of inference mode could not be used in training later
@@ -236,23 +236,21 @@ class Products(nn.Module):
 
     def query(self, x: Tensor) -> Tensor:
         """Return queries before rotation, shape (..., rows, heads, head_dim)."""
-        found = self.q_proj(x).unflatten(-1, (self._shape[0], self._shape[2]))
-        return found if self.q_norm is None else self.q_norm(found)
+        queries = self.q_proj(x).unflatten(-1, (self._shape[0], self._shape[2]))
+        return queries if self.q_norm is None else self.q_norm(queries)
 
     def key(self, x: Tensor) -> Tensor:
         """Return keys before rotation, shape (..., rows, kv_heads, head_dim)."""
-        found = self.k_proj(x).unflatten(-1, (self._shape[1], self._shape[2]))
-        return found if self.k_norm is None else self.k_norm(found)
+        keys = self.k_proj(x).unflatten(-1, (self._shape[1], self._shape[2]))
+        return keys if self.k_norm is None else self.k_norm(keys)
 
     def value(self, x: Tensor) -> Tensor:
         """Return values, shape (..., rows, kv_heads, head_dim)."""
-        found: Tensor = self.v_proj(x).unflatten(-1, (self._shape[1], self._shape[2]))
-        return found
+        return self.v_proj(x).unflatten(-1, (self._shape[1], self._shape[2]))
 
     def out(self, mixed: Tensor) -> Tensor:
         """Return the output of attention, from shape (..., rows, heads, head_dim)."""
-        found: Tensor = self.o_proj(mixed.flatten(-2))
-        return found
+        return self.o_proj(mixed.flatten(-2))
 
 
 @final
@@ -283,8 +281,7 @@ class Perceptron(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """Return its output, same shape."""
-        found: Tensor = self.down_proj(self._function(self.gate_proj(states)) * self.up_proj(states))
-        return found
+        return self.down_proj(self._function(self.gate_proj(states)) * self.up_proj(states))
 
 
 @final
@@ -317,13 +314,12 @@ class Layer(nn.Module):
         """Return the residual stream of the `chosen` rows after the layer, from that before it, (..., rows, hidden)."""
         normed = states if self.input_layernorm is None else self.input_layernorm(states)
         if self.hidden_norm is not None and self.input_layernorm is not None:
-            own = self.hidden_norm(states)
-            states = own if self._norm_first else states
-            normed = torch.cat((self.input_layernorm(embedded), own), dim=-1)
+            normed_states = self.hidden_norm(states)
+            states = normed_states if self._norm_first else states
+            normed = torch.cat((self.input_layernorm(embedded), normed_states), dim=-1)
         kept = states if chosen is None else states.index_select(-2, chosen)
         states = kept + self.self_attn(normed, rotated, attend, chosen)
-        found: Tensor = states + self.mlp(self.post_attention_layernorm(states))
-        return found
+        return states + self.mlp(self.post_attention_layernorm(states))
 
 
 class Shared:
@@ -343,12 +339,12 @@ class Shared:
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Return embeddings, shape (..., hidden)."""
-        found = F.embedding(tokens, self._embedding)
-        return found if self._scale == 1.0 else found * self._scale
+        embeddings = F.embedding(tokens, self._embedding)
+        return embeddings if self._scale == 1.0 else embeddings * self._scale
 
     def logits(self, states: Tensor) -> Tensor:
         """Return logits of the draft vocabulary, float32."""
-        found = F.linear(states.to(self._output.dtype), self._output).float()
+        logits = F.linear(states.to(self._output.dtype), self._output).float()
         if self._bias is not None:
-            found = found + self._bias
-        return found if self._facts is None else self._facts.capped(found)
+            logits = logits + self._bias
+        return logits if self._facts is None else self._facts.capped(logits)

@@ -146,8 +146,7 @@ class MtpHead(FeatureHead):
         if isinstance(states, tuple):
             states = states[0]
         states = states.reshape(x.shape)
-        found: Tensor = self.norm(states if chosen is None else states.index_select(-2, chosen))
-        return found
+        return self.norm(states if chosen is None else states.index_select(-2, chosen))
 
     def recycle(self, states: Tensor) -> Tensor:
         return states

@@ -175,13 +175,13 @@ def passes_of(head: FeatureHead, target: LanguageModel) -> HeadPasses:
     Native passes take the weights of the head, which cannot run in PyTorch afterwards. Unless the target is unquantized
     float32, the head has 8-bit weights: a level takes half the time, and drafts are accepted almost as often.
     """
-    if isinstance(own := target.here, NativeModel):
-        is_exact = own.quantization is None and own.dtype == torch.float32
+    if isinstance(model := target.here, NativeModel):
+        is_exact = model.quantization is None and model.dtype == torch.float32
         try:
             return NativePasses(head, quantization=None if is_exact else "int8")
         except NativeUnavailableError as reason:
             logger.warning("head of kind '%s': kernels: torch (%s)", head.config.kind, reason)
-    static = own.static if isinstance(own, HFModel) else None
+    static = model.static if isinstance(model, HFModel) else None
     return TorchPasses(head, target.device, None if static is None else static.shapes)
 
 
@@ -211,10 +211,10 @@ class NativePasses(HeadPasses):
         """Return the states before the tokens that follow, float32 with the values of the head's dtype."""
         # no layer runs, and nothing of the rows is read
         rows = Rows(array("q", [0]), (0,) * 8, len(features), 0, 1)
-        given = features.float().flatten(1).contiguous()
-        found = self._decoder.run(None, rows, (), layer_range=LayerRange(0, 0, keeps_hidden=True), features=given)
-        assert found.hidden is not None, "states are captured"
-        return found.hidden
+        flat = features.float().flatten(1).contiguous()
+        output = self._decoder.run(None, rows, (), layer_range=LayerRange(0, 0, keeps_hidden=True), features=flat)
+        assert output.hidden is not None, "states are captured"
+        return output.hidden
 
     @torch.inference_mode()
     def recycle(self, states: Tensor) -> Tensor:
@@ -227,14 +227,14 @@ class NativePasses(HeadPasses):
         tokens = [job.tokens for job in jobs]
         end = self._decoder.num_layers
         requested = requested_rows(jobs)
-        given = joined_before(jobs).float().contiguous()
+        joined = joined_before(jobs).float().contiguous()
         if jobs[0].is_projected:
             layer_range = LayerRange(0, end, keeps_hidden=True, capture=(0,))
-            features = given.flatten(1)
+            features = joined.flatten(1)
         else:
-            layer_range = LayerRange(0, end, hidden=given, keeps_hidden=True)
+            layer_range = LayerRange(0, end, hidden=joined, keeps_hidden=True)
             features = None
-        found = self._decoder.run(
+        output = self._decoder.run(
             self.pool.memory,
             plan_rows(slots, tokens, nodes, rows_of_chunk=self._decoder.rows_of_chunk(sum(map(len, tokens)))),
             requested,
@@ -242,9 +242,9 @@ class NativePasses(HeadPasses):
             features=features,
             rope_positions=[position for job in jobs for position in job.positions],
         )
-        assert found.hidden is not None, "states are captured"
-        before = given if found.captured is None else found.captured[:, 0]
-        return RowResult(before, found.hidden, requested, self._answered(found))
+        assert output.hidden is not None, "states are captured"
+        before = joined if output.captured is None else output.captured[:, 0]
+        return RowResult(before, output.hidden, requested, self._answered(output))
 
     @property
     def most_children(self) -> int:
@@ -279,7 +279,7 @@ class NativePasses(HeadPasses):
         )
         return trees.trees()
 
-    def _answered(self, found: RangeOutput) -> Logits:
-        columns = found.logits
+    def _answered(self, output: RangeOutput) -> Logits:
+        columns = output.logits
         assert isinstance(columns, NativeLogits), "native passes return native logits"
         return columns if self._subset is None else NativeSubsetLogits(columns, self._subset)

@@ -155,17 +155,17 @@ class HeadPasses(ABC):
 
     def read(self, jobs: Sequence[RowJob]) -> RowResult:
         """Append rows with states from the target to prefixes, at most one job for each slot without tentative rows."""
-        found = self.extend(jobs)
+        result = self.extend(jobs)
         states = self.pool.memory.keys[STATES]
         row = 0
         with torch.inference_mode(), single_threaded():
             for job in jobs:
                 slot = job.slot
                 count = len(job.tokens)
-                states[slot.index, 0, slot.length : slot.length + count] = found.before[row : row + count]
+                states[slot.index, 0, slot.length : slot.length + count] = result.before[row : row + count]
                 row += count
         self.pool.commit([Commit(job.slot, range(len(job.tokens))) for job in jobs])
-        return found
+        return result
 
     def read_and_grow(
         self, jobs: Sequence[RowJob], shape: TreeWidths, searches: Sequence[TreeSearch]
@@ -176,9 +176,9 @@ class HeadPasses(ABC):
         lengths = [len(job.tokens) + shape.sizes(search).read for job, search in zip(jobs, searches, strict=True)]
         self.pool.append(slots, [Extend(slot, (), range(-1, n - 1)) for slot, n in zip(slots, lengths, strict=True)])
         nodes = [range(len(job.tokens)) for job in jobs]
-        found = self.trees(slots, nodes, jobs, shape, searches)
+        trees = self.trees(slots, nodes, jobs, shape, searches)
         self.pool.commit([Commit(slot, rows) for slot, rows in zip(slots, nodes, strict=True)])
-        return found
+        return trees
 
     def extend(self, jobs: Sequence[RowJob]) -> RowResult:
         """Append tentative rows."""
@@ -193,12 +193,12 @@ class HeadPasses(ABC):
 
 def requested_rows(jobs: Sequence[RowJob]) -> list[int]:
     """Return the rows whose logits are requested, counted over all jobs."""
-    found = []
+    rows = []
     first = 0
     for job in jobs:
-        found += [first + row for row in job.logits_at]
+        rows += [first + row for row in job.logits_at]
         first += len(job.tokens)
-    return found
+    return rows
 
 
 def joined_before(jobs: Sequence[RowJob]) -> Tensor:
@@ -231,14 +231,14 @@ class TorchPasses(HeadPasses):
 
     @property
     def footprint(self) -> Footprint:
-        found = super().footprint
-        return found if self.static is None else replace(found, graphs=self.static.most_bytes)
+        footprint = super().footprint
+        return footprint if self.static is None else replace(footprint, graphs=self.static.most_bytes)
 
     def _static_forward(
-        self, inputs: Inputs[Tensor], attention: StaticAttention, given: Tensor | None, is_projected: bool
+        self, inputs: Inputs[Tensor], attention: StaticAttention, joined: Tensor | None, is_projected: bool
     ) -> Outputs:
-        assert given is not None, "a row has something before it"
-        before = self.head.project(given) if is_projected else given
+        assert joined is not None, "a row has something before it"
+        before = self.head.project(joined) if is_projected else joined
         attend = CallRows(attention.attend_rows, self._scaling)
         states = self.head.run(inputs.tokens, before, inputs.positions, attend)
         # logits of all rows, requested ones first
@@ -254,22 +254,23 @@ class TorchPasses(HeadPasses):
 
     @torch.inference_mode()
     def run(self, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]], jobs: Sequence[RowJob]) -> RowResult:
-        given = joined_before(jobs)
+        joined = joined_before(jobs)
         if self.static is not None:
             rows = [
-                Rows(slot, job.tokens, own, job.positions) for slot, own, job in zip(slots, nodes, jobs, strict=True)
+                Rows(slot, job.tokens, slot_nodes, job.positions)
+                for slot, slot_nodes, job in zip(slots, nodes, jobs, strict=True)
             ]
             if self.static.fits(rows):
-                return self._run_static(rows, jobs, given)
-        before = self.project(given) if jobs[0].is_projected else given
+                return self._run_static(rows, jobs, joined)
+        before = self.project(joined) if jobs[0].is_projected else joined
         starts = [0, *accumulate(len(job.tokens) for job in jobs)]
         order = sorted(range(len(jobs)), key=lambda index: slots[index].index)
         ordered = [jobs[index] for index in order]
         tokens = to_device([token for job in ordered for token in job.tokens], self.device)
         positions = to_device([position for job in ordered for position in job.positions], self.device)
-        own = before if len(jobs) == 1 else torch.cat([before[starts[i] : starts[i + 1]] for i in order])
+        ordered_before = before if len(jobs) == 1 else torch.cat([before[starts[i] : starts[i + 1]] for i in order])
         attend = self._attend([slots[index] for index in order], [nodes[index] for index in order])
-        states = self.head.run(tokens, own, positions, attend)
+        states = self.head.run(tokens, ordered_before, positions, attend)
         if order != list(range(len(jobs))):
             ends = dict(zip(order, accumulate(len(job.tokens) for job in ordered), strict=True))
             states = torch.cat([states[ends[i] - len(job.tokens) : ends[i]] for i, job in enumerate(jobs)])
@@ -278,10 +279,10 @@ class TorchPasses(HeadPasses):
         logits = TensorLogits(columns) if self.tokens is None else SubsetLogits(columns, self.tokens)
         return RowResult(before, states, requested, logits)
 
-    def _run_static(self, rows: Sequence[Rows], jobs: Sequence[RowJob], given: Tensor) -> RowResult:
+    def _run_static(self, rows: Sequence[Rows], jobs: Sequence[RowJob], joined: Tensor) -> RowResult:
         assert self.static is not None, "checked by the caller"
         requested = requested_rows(jobs)
-        outputs, _ = self.static.run(jobs[0].is_projected, rows, requested=requested, floats=given.to(self.device))
+        outputs, _ = self.static.run(jobs[0].is_projected, rows, requested=requested, floats=joined.to(self.device))
         before, states, columns = outputs
         columns = columns[: len(requested)].clone()  # the next pass overwrites the outputs
         logits = TensorLogits(columns) if self.tokens is None else SubsetLogits(columns, self.tokens)
