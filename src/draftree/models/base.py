@@ -368,15 +368,15 @@ class EmbeddingFacts:
         Returns:
             Shape (..., vocab), float32.
         """
-        found = states.float() @ head.float().T
+        products = states.float() @ head.float().T
         if self.bias is not None:
-            found = found + self.bias
-        return self.capped(found)
+            products = products + self.bias
+        return self.capped(products)
 
     def capped(self, products: Tensor) -> Tensor:
         """Return logits from products with the head, bias included."""
-        found = products * self.logit_scale
-        return found if self.soft_cap is None else self.soft_cap * torch.tanh(found / self.soft_cap)
+        scaled = products * self.logit_scale
+        return scaled if self.soft_cap is None else self.soft_cap * torch.tanh(scaled / self.soft_cap)
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,10 +58,10 @@ def announced(current: Pass) -> Iterator[None]:
 @contextmanager
 def recorded() -> Iterator[dict[int, tuple[Tensor, Tensor]]]:
     """Record keys and values of calls outside of passes by layer, shape (batch, kv_heads, rows, dim)."""
-    found: dict[int, tuple[Tensor, Tensor]] = {}
-    token = _RECORD.set(found)
+    layers: dict[int, tuple[Tensor, Tensor]] = {}
+    token = _RECORD.set(layers)
     try:
-        yield found
+        yield layers
     finally:
         _RECORD.reset(token)
 
@@ -337,18 +337,18 @@ def plan_pass(
     """Return the handler of a pass over these nodes, ascending, of slots that ascend by index."""
 
     def visible(job: int) -> Tensor | None:
-        parents, own = slots[job].parents, nodes[job]
-        if is_chain(parents) and is_run(own) and own[-1] == len(parents) - 1:
+        parents, slot_nodes = slots[job].parents, nodes[job]
+        if is_chain(parents) and is_run(slot_nodes) and slot_nodes[-1] == len(parents) - 1:
             return None
         mask = torch.from_numpy(ancestor_mask(parents))
-        return mask[own[0] : own[-1] + 1] if is_run(own) else mask[list(own)]
+        return mask[slot_nodes[0] : slot_nodes[-1] + 1] if is_run(slot_nodes) else mask[list(slot_nodes)]
 
     num_rows = sum(map(len, nodes))
     blocks = plan_blocks(slots, nodes, visible, device)
     if len(slots) == 1 and is_run(nodes[0]):
         return SlotPass(memory, blocks, num_rows, None, None, (slots[0].index, slots[0].length + nodes[0][0]))
-    slot_of_row = [slot.index for slot, own in zip(slots, nodes, strict=True) for _ in own]
-    place_of_row = [slot.length + node for slot, own in zip(slots, nodes, strict=True) for node in own]
+    slot_of_row = [slot.index for slot, slot_nodes in zip(slots, nodes, strict=True) for _ in slot_nodes]
+    place_of_row = [slot.length + node for slot, slot_nodes in zip(slots, nodes, strict=True) for node in slot_nodes]
     return SlotPass(memory, blocks, num_rows, to_device(slot_of_row, device), to_device(place_of_row, device), None)
 
 
@@ -387,7 +387,7 @@ def _block(
     first_row: int,
     device: torch.device,
 ) -> Block:
-    nodes = max(len(own) for own in chosen)
+    nodes = max(len(slot_nodes) for slot_nodes in chosen)
     length = max(slot.length + slot.num_tentative for slot in slots)
     mask = torch.zeros(len(slots), nodes, length, dtype=torch.bool)
     row_positions = torch.zeros(len(slots), nodes, dtype=torch.long)
@@ -395,10 +395,12 @@ def _block(
     rows = torch.zeros(len(slots), nodes, dtype=torch.long)
     places: list[int] = []
     row = first_row
-    for job, (slot, own) in enumerate(zip(slots, chosen, strict=True)):
-        count, total = len(own), slot.length + slot.num_tentative
+    for job, (slot, slot_nodes) in enumerate(zip(slots, chosen, strict=True)):
+        count, total = len(slot_nodes), slot.length + slot.num_tentative
         positions = torch.tensor(slot.depths) + (slot.length - 1)
-        row_positions[job, :count] = positions[own[0] : own[-1] + 1] if is_run(own) else positions[list(own)]
+        row_positions[job, :count] = (
+            positions[slot_nodes[0] : slot_nodes[-1] + 1] if is_run(slot_nodes) else positions[list(slot_nodes)]
+        )
         key_positions[job, slot.length : total] = positions
         mask[job, :, : slot.length] = True
         tree = visible(first_job + job)

@@ -195,23 +195,23 @@ class HFModel(TransformersModel, SlottedModel):
         return logits
 
     @torch.inference_mode()
-    def read(self, input_ids: Tensor, mask: Tensor | None, given: Mapping[str, Any]) -> list[ReadPrompt]:
+    def read(self, input_ids: Tensor, mask: Tensor | None, extra_inputs: Mapping[str, Any]) -> list[ReadPrompt]:
         """Prefill prompts with the model's own forward pass; padding is not kept."""
         rows_wanted = {"logits_to_keep": 1} if self._rows_keyword else {}
-        inputs = prompt_inputs(self.model, input_ids, mask=mask, use_cache=False, **rows_wanted, **given)
+        inputs = prompt_inputs(self.model, input_ids, mask=mask, use_cache=False, **rows_wanted, **extra_inputs)
         with recorded() as calls:
             logits = self.model(**inputs).logits[:, -1].float()
         width = input_ids.shape[1]
         lengths = [width] * len(logits) if mask is None else mask.sum(dim=1).tolist()
         offsets = offsets_of(inputs.get("position_ids"), lengths)
-        found = []
+        prompts = []
         for row, (length, offset) in enumerate(zip(lengths, offsets, strict=True)):
             layers = {
                 layer: (keys[row, :, width - length : -1], values[row, :, width - length : -1])
                 for layer, (keys, values) in calls.items()
             }
-            found.append(ReadPrompt(layers, length, 0, offset, logits[row]))
-        return found
+            prompts.append(ReadPrompt(layers, length, 0, offset, logits[row]))
+        return prompts
 
     def adopt(self, prompt: ReadPrompt) -> KVSlot:
         """Open a slot with all but the last token of a prompt that was prefilled by the model's own forward pass."""
@@ -224,7 +224,7 @@ class HFModel(TransformersModel, SlottedModel):
     def _pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], layer_range: LayerRange) -> RangeOutput:
         if self.static is None or not replace(layer_range, capture=()).is_whole(self.num_layers):
             return self._run(jobs, nodes, layer_range)
-        rows = [Rows(kv_slot(job.slot), job.tokens, own) for job, own in zip(jobs, nodes, strict=True)]
+        rows = [Rows(kv_slot(job.slot), job.tokens, slot_nodes) for job, slot_nodes in zip(jobs, nodes, strict=True)]
         if not self.static.fits(rows):
             return self._run(jobs, nodes, layer_range)
         outputs, requested = self.static.run(layer_range.capture, rows, requested=requested_rows(jobs))

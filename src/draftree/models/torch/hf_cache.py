@@ -121,25 +121,25 @@ class CachedModel(TransformersModel):
         return CacheSlot(self._ids.take(), cache=DynamicCache())
 
     @torch.inference_mode()
-    def read(self, input_ids: Tensor, mask: Tensor | None, given: Mapping[str, Any]) -> list[ReadPrompt]:
+    def read(self, input_ids: Tensor, mask: Tensor | None, extra_inputs: Mapping[str, Any]) -> list[ReadPrompt]:
         """Prefill prompts with the model's own forward pass, as `generate` does; padding is kept."""
         from transformers import DynamicCache
 
         cache: Any = DynamicCache()
-        inputs = prompt_inputs(self.model, input_ids, mask=mask, cache=cache, use_cache=True, **given)
+        inputs = prompt_inputs(self.model, input_ids, mask=mask, cache=cache, use_cache=True, **extra_inputs)
         logits = self.model(**inputs).logits[:, -1].float()
         width = input_ids.shape[1]
         lengths = [width] * len(logits) if mask is None else mask.sum(dim=1).tolist()
         offsets = offsets_of(inputs.get("position_ids"), lengths)
-        found = []
+        prompts = []
         for row, (length, offset) in enumerate(zip(lengths, offsets, strict=True)):
             layers = {
                 place: (layer.keys[row], layer.values[row])
                 for place, layer in enumerate(cache.layers)
                 if layer.keys is not None
             }
-            found.append(ReadPrompt(layers, length, width - length, offset, logits[row]))
-        return found
+            prompts.append(ReadPrompt(layers, length, width - length, offset, logits[row]))
+        return prompts
 
     @torch.inference_mode()
     def adopt(self, prompt: ReadPrompt) -> CacheSlot:

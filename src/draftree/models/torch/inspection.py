@@ -90,21 +90,21 @@ def fingerprint(model: Any) -> str:
 @torch.no_grad()
 def samples_of(model: Any) -> dict[str, bytes]:
     """Return shape and samples of each parameter, by name; all processes that share the weights call it."""
-    found = {}
+    samples = {}
     for name, parameter in model.named_parameters():
         whole = whole_tensor(parameter)
         flat = whole.reshape(-1)
         step = max(1, flat.numel() // SAMPLES)
         values = flat[::step][:SAMPLES].to("cpu", torch.bfloat16).view(torch.int16)
-        found[name] = f"{name} {tuple(whole.shape)}".encode() + values.numpy().tobytes()
-    return found
+        samples[name] = f"{name} {tuple(whole.shape)}".encode() + values.numpy().tobytes()
+    return samples
 
 
 def fingerprint_of(kind: str, samples: Mapping[str, bytes]) -> str:
-    found = hashlib.sha256(kind.encode())
+    digest = hashlib.sha256(kind.encode())
     for name in sorted(samples):
-        found.update(samples[name])
-    return found.hexdigest()[:16]
+        digest.update(samples[name])
+    return digest.hexdigest()[:16]
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
@@ -113,8 +113,8 @@ def whole_tensor(tensor: Tensor) -> Tensor:
     if gather is None:
         return tensor.detach()
     with torch.inference_mode(False), torch.no_grad():  # a divided tensor of inference mode cannot be gathered
-        found: Tensor = gather()
-    return found.detach()
+        gathered: Tensor = gather()
+    return gathered.detach()
 
 
 KNOWN_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "attention"})
@@ -195,7 +195,7 @@ def takes_positions(model: Any) -> bool:
 
 
 def prompt_inputs(
-    model: Any, input_ids: Tensor, *, mask: Tensor | None = None, cache: Any = None, **given: Any
+    model: Any, input_ids: Tensor, *, mask: Tensor | None = None, cache: Any = None, **extra_inputs: Any
 ) -> dict[str, Any]:
     """Return the inputs of the first forward pass of `generate`.
 
@@ -206,27 +206,26 @@ def prompt_inputs(
     positions to every forward that accepts them: Roberta-like decoders then start at 0 and not after the index of
     their padding token.
     """
-    if given.get("position_ids") is None and takes_positions(model):
+    if extra_inputs.get("position_ids") is None and takes_positions(model):
         known = torch.ones_like(input_ids) if mask is None else mask
-        given["position_ids"] = positions_of(model, input_ids, known, given)
+        extra_inputs["position_ids"] = positions_of(model, input_ids, known, extra_inputs)
     prepare = getattr(model, "prepare_inputs_for_generation", None)
     if prepare is None:
-        inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": mask, **given}
+        inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": mask, **extra_inputs}
     else:
-        given[cache_name(prepare)] = cache
-        inputs = prepare(input_ids, attention_mask=mask, is_first_iteration=True, **given)
+        extra_inputs[cache_name(prepare)] = cache
+        inputs = prepare(input_ids, attention_mask=mask, is_first_iteration=True, **extra_inputs)
     # a model's own forward may use another name than the method that it inherits from transformers
     inputs = {name: value for name, value in inputs.items() if value is not None and name not in CACHE_NAMES}
     return inputs if cache is None else {**inputs, cache_name(model.forward): cache}
 
 
-def positions_of(model: Any, input_ids: Tensor, mask: Tensor, given: dict[str, Any]) -> Tensor:
+def positions_of(model: Any, input_ids: Tensor, mask: Tensor, extra_inputs: dict[str, Any]) -> Tensor:
     """Return the positions that `generate` uses, shape (batch, length) or (kinds, batch, length)."""
     prepare = getattr(model, "_prepare_position_ids_for_generation", None)
     if prepare is None:
         return (mask.long().cumsum(-1) - 1).clamp(min=0)
-    found: Tensor = prepare(input_ids, {**given, "attention_mask": mask})
-    return found
+    return prepare(input_ids, {**extra_inputs, "attention_mask": mask})
 
 
 @torch.inference_mode()

@@ -33,8 +33,8 @@ class Caught:
         """Return the inputs of these layers, shape (rows, layers, hidden), float32 or float64; None for no layers."""
         if not layers:
             return None
-        found = torch.stack([self.hidden[layer] for layer in layers], dim=1)
-        return found if found.dtype == torch.float64 else found.float()
+        states = torch.stack([self.hidden[layer] for layer in layers], dim=1)
+        return states if states.dtype == torch.float64 else states.float()
 
 
 logger = logging.getLogger(__name__)
@@ -99,10 +99,10 @@ class TorchLayers:
         return self._first(names, layer, "multilayer perceptron")
 
     def _first(self, names: Iterator[str], layer: int, kind: str) -> str:
-        found = next(names, None)
-        if found is None:
+        name = next(names, None)
+        if name is None:
             raise UnsupportedModelError(f"{self._name} keeps the {kind} of layer {layer} where it is not found")
-        return found
+        return name
 
     @contextmanager
     def running(self, layer_range: LayerRange) -> Iterator[Caught]:
@@ -113,8 +113,8 @@ class TorchLayers:
         part = layer_range.part or LayerSubset()
         with ExitStack() as stack:
             for index in range(layer_range.first):
-                given = layer_range.hidden if index == 0 else None
-                stack.enter_context(self._instead(index, "", _passing(given)))
+                replacement = layer_range.hidden if index == 0 else None
+                stack.enter_context(self._instead(index, "", _passing(replacement)))
             for index in range(layer_range.end, len(self._layers)):
                 stack.enter_context(self._instead(index, "", _passing(None)))
             for layers, name_of in ((part.attention, self._attention), (part.mlp, self._perceptron)):
@@ -144,8 +144,8 @@ class TorchLayers:
         module = getattr(self._layers[layer], name) if name else self._layers[layer]
 
         def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-            found = call(hidden_states)
-            return found if width is None else (found, *[None] * (width - 1))
+            output = call(hidden_states)
+            return output if width is None else (output, *[None] * (width - 1))
 
         compiled = module.__dict__.get("forward")
         module.forward = forward
@@ -161,7 +161,7 @@ class TorchLayers:
         """Record the output format of each module during forward passes of the whole model inside."""
 
         def noting(place: tuple[int, str]) -> Callable[[nn.Module, Any, Any], None]:
-            def note(module: nn.Module, given: Any, output: Any) -> None:
+            def note(module: nn.Module, args: Any, output: Any) -> None:
                 self._widths[place] = len(output) if isinstance(output, tuple) else None
                 first = output[0] if isinstance(output, tuple) else output
                 if place[1] == "" and isinstance(first, Tensor):
@@ -176,12 +176,12 @@ class TorchLayers:
             yield
 
 
-def _passing(given: Tensor | None) -> Callable[[Tensor], Tensor]:
+def _passing(replacement: Tensor | None) -> Callable[[Tensor], Tensor]:
     def passed(hidden: Tensor) -> Tensor:
-        if given is None:
+        if replacement is None:
             return hidden
-        missing = hidden.shape[1] - given.shape[0]
-        return torch.nn.functional.pad(given.to(hidden.dtype), (0, 0, 0, missing)).unsqueeze(0)
+        missing = hidden.shape[1] - replacement.shape[0]
+        return torch.nn.functional.pad(replacement.to(hidden.dtype), (0, 0, 0, missing)).unsqueeze(0)
 
     return passed
 
@@ -202,8 +202,8 @@ def _of_vocabulary(model: Any, weight: Any, what: str) -> Tensor:
 
 def scale_of_embedding(embedding: Any, config: Any) -> float:
     scale = getattr(embedding, "embed_scale", None)
-    own = 1.0 if scale is None else float(torch.as_tensor(scale).to(embedding.weight.dtype))
-    return own * float(getattr(config, "embedding_multiplier", 1.0))
+    factor = 1.0 if scale is None else float(torch.as_tensor(scale).to(embedding.weight.dtype))
+    return factor * float(getattr(config, "embedding_multiplier", 1.0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -223,12 +223,12 @@ def embedding_facts(model: Any, layers: TorchLayers) -> EmbeddingFacts:
     or its head in another way is refused.
     """
     layers.require_capture()
-    one, other = (_probe(model, layers, token) for token in PROBE_TOKENS)
+    probe, other = (_probe(model, layers, token) for token in PROBE_TOKENS)
     head = model.get_output_embeddings()
     bias = getattr(head, "bias", None)
-    scale, cap = _logit_facts(model, one)
+    scale, cap = _logit_facts(model, probe)
     return EmbeddingFacts(
-        embedding_scale=_embedding_scale(model, one, other),
+        embedding_scale=_embedding_scale(model, probe, other),
         logit_scale=scale,
         soft_cap=cap,
         bias=None if bias is None else whole_tensor(bias).float(),
@@ -236,16 +236,16 @@ def embedding_facts(model: Any, layers: TorchLayers) -> EmbeddingFacts:
 
 
 def _probe(model: Any, layers: TorchLayers, token: int) -> _Probe:
-    found: dict[str, Tensor] = {}
+    modules: dict[str, Tensor] = {}
 
     def reads(module: nn.Module, args: tuple[Any, ...]) -> None:
-        found["head input"] = args[0].flatten(0, -2)[-1]
+        modules["head input"] = args[0].flatten(0, -2)[-1]
 
     def writes(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        found["head output"] = output.flatten(0, -2)[-1].float()
+        modules["head output"] = output.flatten(0, -2)[-1].float()
 
     def ends(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        found["base output"] = output[0].flatten(0, -2)[-1]
+        modules["base output"] = output[0].flatten(0, -2)[-1]
 
     head = model.get_output_embeddings()
     if head is None:
@@ -258,20 +258,20 @@ def _probe(model: Any, layers: TorchLayers, token: int) -> _Probe:
         caught = stack.enter_context(layers.running(LayerRange(0, layers.num_layers, capture=(0,))))
         ids = torch.tensor([[token]], device=model.device)
         logits = model(input_ids=ids, use_cache=False).logits[0, -1].float()
-    return _Probe(found, caught.hidden[0][-1].float(), logits)
+    return _Probe(modules, caught.hidden[0][-1].float(), logits)
 
 
 def _tolerance(model: Any) -> float:
     return TOLERANCE if next(model.parameters()).dtype in (torch.float32, torch.float64) else HALF_TOLERANCE
 
 
-def _embedding_scale(model: Any, one: _Probe, other: _Probe) -> float:
+def _embedding_scale(model: Any, probe: _Probe, other: _Probe) -> float:
     """Return the scale, from the difference of two tokens at one position, in which learned positions cancel."""
     embedding = model.get_input_embeddings()
     config = model.config.get_text_config()
     weight = _of_vocabulary(model, getattr(embedding, "weight", None), "input embedding")
     first, second = (weight[token].float() for token in PROBE_TOKENS)
-    rows, entered = first - second, one.entered - other.entered
+    rows, entered = first - second, probe.entered - other.entered
     root = float(torch.tensor(weight.shape[1] ** 0.5).to(weight.dtype))
     for scale in (scale_of_embedding(embedding, config), root):
         if rows.shape == entered.shape and _is_near(scale * rows, entered, _tolerance(model)):
@@ -284,13 +284,13 @@ def _embedding_scale(model: Any, one: _Probe, other: _Probe) -> float:
 
 def _logit_facts(model: Any, probe: _Probe) -> tuple[float, float | None]:
     config, tolerance = model.config.get_text_config(), _tolerance(model)
-    found = probe.modules
+    modules = probe.modules
     names = {"head input", "head output", "base output"}
-    if names <= set(found) and _is_near(found["head input"].float(), found["base output"].float(), tolerance):
+    if names <= set(modules) and _is_near(modules["head input"].float(), modules["base output"].float(), tolerance):
         cap = getattr(config, "final_logit_softcapping", None)
         scaling, factor = getattr(config, "logits_scaling", None), getattr(config, "logit_scale", None)
         for scale in (1.0, 1.0 / scaling if scaling else 1.0, factor or 1.0):
-            made = EmbeddingFacts(1.0, float(scale), cap).capped(found["head output"])
+            made = EmbeddingFacts(1.0, float(scale), cap).capped(modules["head output"])
             if _is_near(made, probe.logits, tolerance):
                 return float(scale), cap
     raise UnsupportedModelError(
@@ -299,8 +299,8 @@ def _logit_facts(model: Any, probe: _Probe) -> tuple[float, float | None]:
     )
 
 
-def _is_near(found: Tensor, wanted: Tensor, tolerance: float) -> bool:
-    return found.shape == wanted.shape and float((found - wanted).norm()) <= tolerance * float(wanted.norm())
+def _is_near(actual: Tensor, wanted: Tensor, tolerance: float) -> bool:
+    return actual.shape == wanted.shape and float((actual - wanted).norm()) <= tolerance * float(wanted.norm())
 
 
 PROBE_TOKEN = 3
@@ -341,10 +341,10 @@ def _final_norm(model: Any, layers: TorchLayers) -> nn.Module:
 def _applied(module: nn.Module, state: Tensor) -> Tensor | None:
     """Return what a module makes of one state, in float32; None if it takes other input."""
     try:
-        found = copy.deepcopy(module).float().eval()(state[None])
+        output = copy.deepcopy(module).float().eval()(state[None])
     except Exception:  # a module for other input may raise anything
         return None
-    return found[0] if isinstance(found, Tensor) and found.dim() == 2 else None
+    return output[0] if isinstance(output, Tensor) and output.dim() == 2 else None
 
 
 class TransformersModel(LanguageModel):

@@ -41,8 +41,8 @@ class PackedLinear(nn.Module):
     def unpacked(self) -> Tensor:
         """Return the plain weight, shape (out_features, in_features), as a new tensor: products with unit vectors."""
         units = torch.eye(self.in_features)
-        found: Tensor = torch.ops.mkl._mkl_linear(units, self._packed, self._shape, None, self.in_features)
-        return found.T.contiguous()
+        transposed: Tensor = torch.ops.mkl._mkl_linear(units, self._packed, self._shape, None, self.in_features)
+        return transposed.T.contiguous()
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
@@ -62,15 +62,15 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 
 @torch.inference_mode()
 def pack(model: Any) -> int:
-    found = [
+    linears = [
         (parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
         if type(child) is nn.Linear and child.weight.dtype == torch.float32
     ]
-    for parent, name, child in found:
+    for parent, name, child in linears:
         setattr(parent, name, PackedLinear(child))
-    return len(found)
+    return len(linears)
 
 
 def weight_bytes(model: Any) -> int:

@@ -435,15 +435,15 @@ class StaticPasses:
 
     def _prepare(self, bucket: Bucket, floats: Tensor | None) -> Prepared:
         integers = torch.zeros(inputs_size(bucket), dtype=torch.int64, device=self._device)
-        given = None if floats is None else floats.new_zeros(bucket.rows, *floats.shape[1:])
+        float_inputs = None if floats is None else floats.new_zeros(bucket.rows, *floats.shape[1:])
         inputs = inputs_of(integers, bucket)
 
         def work() -> Outputs:
             return self._forward(
-                inputs, StaticAttention(self._memory, inputs, has_kernel=self._has_kernel), given, bucket.kind
+                inputs, StaticAttention(self._memory, inputs, has_kernel=self._has_kernel), float_inputs, bucket.kind
             )
 
-        return Prepared(integers, given, work)
+        return Prepared(integers, float_inputs, work)
 
     def _capture(self, bucket: Bucket, prepared: Prepared, graphs: Graphs) -> None:
         work = prepared.run

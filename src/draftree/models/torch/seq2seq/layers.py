@@ -35,13 +35,15 @@ class Projection:
         """Compute with one matrix of prepacked weights from now on."""
         whole: Any = self.linears[0]
         if len(self.linears) > 1:
-            whole = nn.Linear(whole.in_features, sum(one.out_features for one in self.linears), device="meta")
-            whole.weight = nn.Parameter(torch.cat([one.weight.detach() for one in self.linears]), requires_grad=False)
+            whole = nn.Linear(whole.in_features, sum(linear.out_features for linear in self.linears), device="meta")
+            whole.weight = nn.Parameter(
+                torch.cat([linear.weight.detach() for linear in self.linears]), requires_grad=False
+            )
             whole.bias = None
-            if any(one.bias is not None for one in self.linears):
+            if any(linear.bias is not None for linear in self.linears):
                 biases = [
-                    one.weight.new_zeros(one.out_features) if one.bias is None else one.bias.detach()
-                    for one in self.linears
+                    linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias.detach()
+                    for linear in self.linears
                 ]
                 whole.bias = nn.Parameter(torch.cat(biases), requires_grad=False)
         self.run = PackedLinear(whole).forward
@@ -67,8 +69,8 @@ class Attention:
 
     def split(self, rows: Tensor, parts: int) -> list[Tensor]:
         """Return the parts of projected rows, each of shape (1, heads, rows, head_dim)."""
-        found = rows.view(rows.shape[0], parts, self.heads, -1).permute(1, 2, 0, 3)
-        return [found[part : part + 1] for part in range(parts)]
+        projected = rows.view(rows.shape[0], parts, self.heads, -1).permute(1, 2, 0, 3)
+        return [projected[part : part + 1] for part in range(parts)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +119,15 @@ class DecoderFunction:
 
     def _layer(self, index: int, layer: DecoderLayer, hidden: Tensor, current: DecoderPass) -> Tensor:
         after = self._norms_after
-        own = layer.own
+        attention = layer.own
         cross = layer.cross
-        query, key, value = own.split(own.queries.run(hidden if after else own.norm(hidden)), 3)
-        bias = None if own.biased is None else current.table_of(own.biased)
-        call = LayerCall(index, own.scaling, None, None, None, bias)
+        query, key, value = attention.split(attention.queries.run(hidden if after else attention.norm(hidden)), 3)
+        bias = None if attention.biased is None else current.table_of(attention.biased)
+        call = LayerCall(index, attention.scaling, None, None, None, bias)
         mixed = current.inner.attend(call, query, key, value)
-        hidden = hidden + own.output.run(mixed.reshape(hidden.shape[0], -1))
+        hidden = hidden + attention.output.run(mixed.reshape(hidden.shape[0], -1))
         if after:
-            hidden = own.norm(hidden)
+            hidden = attention.norm(hidden)
         (query,) = cross.split(cross.queries.run(hidden if after else cross.norm(hidden)), 1)
         mixed = current.attend_source(LayerCall(index, cross.scaling, None, None, None), query)
         hidden = hidden + cross.output.run(mixed.reshape(hidden.shape[0], -1))
@@ -142,12 +144,12 @@ class DecoderFunction:
 
     def encoded(self, hidden: Tensor) -> list[KeysValues]:
         """Return keys and values of each layer for the encoder's output of shape (1, length, features)."""
-        found = []
+        keys_values = []
         for layer in self._layers:
             assert layer.cross.keys_values is not None
             keys, values = layer.cross.split(layer.cross.keys_values.run(hidden[0]), 2)
-            found.append((keys.contiguous(), values.contiguous()))
-        return found
+            keys_values.append((keys.contiguous(), values.contiguous()))
+        return keys_values
 
     def pack(self) -> None:
         """Use prepacked weights from now on. For float32 on CPUs with MKL."""
@@ -191,13 +193,13 @@ def decoder_of(model: Any) -> nn.Module:
 def _t5(model: Any, decoder: Any) -> DecoderFunction:
     layers, first = [], decoder.block[0].layer[0].SelfAttention
     for block in decoder.block:
-        own, cross, ff = (block.layer[place] for place in range(3))
-        biased = own.SelfAttention if own.SelfAttention.has_relative_attention_bias else first
+        attention, cross, ff = (block.layer[place] for place in range(3))
+        biased = attention.SelfAttention if attention.SelfAttention.has_relative_attention_bias else first
         dense = ff.DenseReluDense
         gated = hasattr(dense, "wi_0")
         layers.append(
             DecoderLayer(
-                _attention(own.SelfAttention, own.layer_norm, "qkv", "o", biased=biased),
+                _attention(attention.SelfAttention, attention.layer_norm, "qkv", "o", biased=biased),
                 _attention(cross.EncDecAttention, cross.layer_norm, "qkv", "o", is_cross=True),
                 _norm(ff.layer_norm),
                 Projection.of(dense.wi_0, dense.wi_1) if gated else Projection.of(dense.wi),

@@ -111,18 +111,23 @@ class HFEncoderDecoder(SourcedModel[EncodedSource]):
         logits = self._record(hidden, 2, calls)
         self.vocab_size = int(logits.shape[-1])
         cross = [module for module, (keys, _) in calls.keys.items() if keys.shape[2] == hidden.shape[1]]
-        own = [module for module, (keys, _) in calls.keys.items() if keys.shape[2] == 2]
-        if not own or len(own) != len(cross) or len(own) + len(cross) != len(calls.keys):
+        self_attentions = [module for module, (keys, _) in calls.keys.items() if keys.shape[2] == 2]
+        if (
+            not self_attentions
+            or len(self_attentions) != len(cross)
+            or len(self_attentions) + len(cross) != len(calls.keys)
+        ):
             raise UnsupportedModelError(
-                f"{type(self.model).__name__} calls the registered attention in {len(own)} self-attentions and "
-                f"{len(cross)} cross-attentions of its decoder"
+                f"{type(self.model).__name__} calls the registered attention in {len(self_attentions)} self-attentions "
+                f"and {len(cross)} cross-attentions of its decoder"
             )
         self._modules = DecoderLayers(
-            {module: layer for layer, module in enumerate(own)}, {module: layer for layer, module in enumerate(cross)}
+            {module: layer for layer, module in enumerate(self_attentions)},
+            {module: layer for layer, module in enumerate(cross)},
         )
         shapes, stubs = {}, {}
-        for layer, (one, other) in enumerate(zip(own, cross, strict=True)):
-            (keys, values), (far_keys, far_values) = calls.keys[one], calls.keys[other]
+        for layer, (module, other) in enumerate(zip(self_attentions, cross, strict=True)):
+            (keys, values), (far_keys, far_values) = calls.keys[module], calls.keys[other]
             shapes[layer] = LayerShape(keys.shape[1], keys.shape[3], values.shape[3])
             stubs[layer] = (far_keys.shape[1], far_keys.shape[3], far_values.shape[3])
         self._cache = empty_cache(stubs, dtype=self.dtype, device=self.device)
@@ -130,9 +135,8 @@ class HFEncoderDecoder(SourcedModel[EncodedSource]):
         return shapes
 
     def _encode(self, source: Source) -> Tensor:
-        given = encoder_input(source, self.device, self.dtype)
-        found: Tensor = self.model.get_encoder()(given, return_dict=True).last_hidden_state
-        return found
+        inputs = encoder_input(source, self.device, self.dtype)
+        return self.model.get_encoder()(inputs, return_dict=True).last_hidden_state
 
     def _record(self, hidden: Tensor, rows: int, calls: RecordedCalls) -> Tensor:
         """Run the decoder over a few tokens as transformers does, without a cache."""
@@ -140,11 +144,13 @@ class HFEncoderDecoder(SourcedModel[EncodedSource]):
         with announced(calls):
             return self._logits(hidden, tokens, use_cache=False)
 
-    def _logits(self, hidden: Tensor, tokens: Tensor, **given: Any) -> Tensor:
+    def _logits(self, hidden: Tensor, tokens: Tensor, **extra_inputs: Any) -> Tensor:
         from transformers.modeling_outputs import BaseModelOutput
 
         outputs = BaseModelOutput(last_hidden_state=hidden)
-        logits: Tensor = self.model(encoder_outputs=outputs, decoder_input_ids=tokens, return_dict=True, **given).logits
+        logits: Tensor = self.model(
+            encoder_outputs=outputs, decoder_input_ids=tokens, return_dict=True, **extra_inputs
+        ).logits
         return logits[0] if logits.dtype == torch.float64 else logits[0].float()
 
     @property
@@ -225,10 +231,10 @@ class HFEncoderDecoder(SourcedModel[EncodedSource]):
     def _scored(self, current: DecoderPass, rows: Tensor, wanted: Tensor | None) -> Tensor:
         """Return logits of the wanted rows; `rows` holds tokens and positions."""
         if self.function is not None:
-            found = self.function.run(current, wanted)
-            return found if found.dtype == torch.float64 else found.float()
-        given = {self._cache_name: self._cache}
+            scores = self.function.run(current, wanted)
+            return scores if scores.dtype == torch.float64 else scores.float()
+        inputs = {self._cache_name: self._cache}
         if self._takes_positions:
-            given["decoder_position_ids"] = rows[1:]
-        logits = self._logits(self._stub, rows[:1], use_cache=True, **given)
+            inputs["decoder_position_ids"] = rows[1:]
+        logits = self._logits(self._stub, rows[:1], use_cache=True, **inputs)
         return logits if wanted is None else logits[wanted]

@@ -24,7 +24,13 @@ class DecoderCalls(Protocol):
     """Handler of the attention calls of one pass of a decoder."""
 
     def attend(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, given: dict[str, Any]
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float | None,
+        kwargs: dict[str, Any],
     ) -> Tensor:
         """Attend; queries have shape (1, heads, rows, head_dim), the result (1, rows, heads, head_dim)."""
 
@@ -60,21 +66,21 @@ def _attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    **given: Any,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
     current = _CURRENT.get()
     if current is not None:
-        return current.attend(module, query, key, value, scaling, given), None
-    return plain_attention(module, query, key, value, attention_mask, scaling=scaling, **given), None
+        return current.attend(module, query, key, value, scaling, kwargs), None
+    return plain_attention(module, query, key, value, attention_mask, scaling=scaling, **kwargs), None
 
 
 def plain_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **given: Any
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
 ) -> Tensor:
     """Return what transformers computes, shape (batch, rows, heads, head_dim)."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    mixed: Tensor = ALL_ATTENTION_FUNCTIONS[PLAIN](module, query, key, value, mask, **given)[0]
+    mixed: Tensor = ALL_ATTENTION_FUNCTIONS[PLAIN](module, query, key, value, mask, **kwargs)[0]
     return mixed
 
 
@@ -107,10 +113,16 @@ class RecordedCalls:
     biased: list[nn.Module] = field(default_factory=list)  # modules that asked for a bias by position
 
     def attend(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, given: dict[str, Any]
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float | None,
+        kwargs: dict[str, Any],
     ) -> Tensor:
         self.keys[module] = (key, value)
-        return plain_attention(module, query, key, value, None, scaling=scaling, **given)
+        return plain_attention(module, query, key, value, None, scaling=scaling, **kwargs)
 
     def positions_of(self) -> tuple[Tensor, Tensor] | None:
         return None
@@ -121,10 +133,10 @@ class RecordedCalls:
 
 
 def layer_call(
-    layer: int, query: Tensor, scaling: float | None, given: dict[str, Any], bias: Tensor | None
+    layer: int, query: Tensor, scaling: float | None, kwargs: dict[str, Any], bias: Tensor | None
 ) -> LayerCall:
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return LayerCall(layer, scale, given.get("sliding_window"), given.get("softcap"), given.get("s_aux"), bias)
+    return LayerCall(layer, scale, kwargs.get("sliding_window"), kwargs.get("softcap"), kwargs.get("s_aux"), bias)
 
 
 MAX_STACKED_BYTES = 64 << 20  # larger groups are not copied into a stack when they change: their sources attend alone
@@ -146,7 +158,7 @@ class EncodedSource:
 
     @property
     def num_bytes(self) -> int:
-        return sum(one.numel() * one.element_size() for pair in self.layers for one in pair)
+        return sum(tensor.numel() * tensor.element_size() for pair in self.layers for tensor in pair)
 
 
 @dataclass(slots=True, eq=False)
@@ -227,24 +239,24 @@ class CrossPass:
 
 def plan_cross(sources: Sequence[EncodedSource], counts: Sequence[int], device: torch.device) -> CrossPass:
     """Plan the cross-attention of a pass; stacks sources of similar length that are not stacked yet."""
-    found: dict[int, tuple[EncodedSource, list[int]]] = {}
+    rows_by_source: dict[int, tuple[EncodedSource, list[int]]] = {}
     first = 0
     for source, count in zip(sources, counts, strict=True):
-        found.setdefault(id(source), (source, []))[1].extend(range(first, first + count))
+        rows_by_source.setdefault(id(source), (source, []))[1].extend(range(first, first + count))
         first += count
-    if len(found) == 1:
+    if len(rows_by_source) == 1:
         return CrossPass([CrossRun(sources[0].layers, None, None, None)])
     groups: dict[int, list[EncodedSource]] = {}
-    for source, _ in found.values():
+    for source, _ in rows_by_source.values():
         groups.setdefault((max(source.length, SHORT) - 1).bit_length(), []).append(source)
     parts = [part for group in groups.values() for part in _parts(group)]
-    return CrossPass([_run(part, [found[id(source)][1] for source in part], first, device) for part in parts])
+    return CrossPass([_run(part, [rows_by_source[id(source)][1] for source in part], first, device) for part in parts])
 
 
 def _parts(group: list[EncodedSource]) -> list[list[EncodedSource]]:
     """Divide sources into neighbours in a stack; a small group with several parts is stacked anew."""
     parts: list[list[EncodedSource]] = []
-    for source in sorted(group, key=lambda one: (id(one.stack), one.place)):
+    for source in sorted(group, key=lambda encoded: (id(encoded.stack), encoded.place)):
         before = parts[-1][-1] if parts else None
         if before is not None and before.stack is source.stack is not None and source.place == before.place + 1:
             parts[-1].append(source)
@@ -283,23 +295,25 @@ def _run(part: Sequence[EncodedSource], rows: Sequence[Sequence[int]], num_rows:
     if len(part) == 1:
         layers, mask = part[0].layers, None
     else:
-        found = part[0].stack
+        stacked = part[0].stack
         start = part[0].place
         end = part[-1].place + 1
-        assert found is not None, "neighbours are in a stack"
-        mask, longest = found.mask(start, end), max(source.length for source in part)
-        layers = [(keys[start:end, :, :longest], values[start:end, :, :longest]) for keys, values in found.layers]
+        assert stacked is not None, "neighbours are in a stack"
+        mask, longest = stacked.mask(start, end), max(source.length for source in part)
+        layers = [(keys[start:end, :, :longest], values[start:end, :, :longest]) for keys, values in stacked.layers]
     most = max(map(len, rows))
     if mask is not None and most > 1:
         mask = mask.expand(-1, -1, most, -1)
-    flat = [row for own in rows for row in own]
+    flat = [row for source_rows in rows for row in source_rows]
     is_even = len(flat) == most * len(part)
     if is_even and flat == list(range(num_rows)):
         return CrossRun(layers, mask, None, None)
-    padded = torch.tensor([[*own, *[own[0]] * (most - len(own))] for own in rows], device=device)
+    padded = torch.tensor(
+        [[*source_rows, *[source_rows[0]] * (most - len(source_rows))] for source_rows in rows], device=device
+    )
     if is_even:
         return CrossRun(layers, mask, padded, None)
-    places = [place * most + row for place, own in enumerate(rows) for row in range(len(own))]
+    places = [place * most + row for place, source_rows in enumerate(rows) for row in range(len(source_rows))]
     return CrossRun(layers, mask, padded, torch.tensor(places, device=device))
 
 
@@ -325,8 +339,8 @@ class BiasTables:
         known = self._tables.get(module)
         if known is None or known.shape[1] < length:
             count = max(FIRST_DISTANCES, 1 << (length - 1).bit_length())
-            own: Callable[..., Tensor] = getattr(module, OWN)
-            bias = own(1, count, past_seen_tokens=count - 1)  # (1, heads, 1, keys), the most distant key first
+            compute_bias: Callable[..., Tensor] = getattr(module, OWN)
+            bias = compute_bias(1, count, past_seen_tokens=count - 1)  # (1, heads, 1, keys), the most distant key first
             known = self._tables[module] = bias[0, :, 0].flip(-1).contiguous()
         return known
 
@@ -372,16 +386,14 @@ def _bias(module: nn.Module, query_length: int, key_length: int, *args: Any, **k
     current = current_calls()
     if current is not None and current.bias_of(module):
         return torch.empty(0)  # the pass adds the bias itself
-    found: Tensor = getattr(module, OWN)(query_length, key_length, *args, **kwargs)
-    return found
+    return getattr(module, OWN)(query_length, key_length, *args, **kwargs)
 
 
 def _learned(module: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
     current = current_calls()
     rows = None if current is None else current.positions_of()
     if rows is None:
-        found: Tensor = getattr(module, OWN)(*args, **kwargs)
-        return found
+        return getattr(module, OWN)(*args, **kwargs)
     weight: Any = module.weight
     return nn.functional.embedding(rows[1] + int(getattr(module, "offset", 0)), weight).unsqueeze(0)
 
@@ -390,8 +402,7 @@ def _sinusoidal(module: Any, *args: Any, **kwargs: Any) -> Tensor:
     current = current_calls()
     rows = None if current is None else current.positions_of()
     if rows is None:
-        found: Tensor = getattr(module, OWN)(*args, **kwargs)
-        return found
+        return getattr(module, OWN)(*args, **kwargs)
     tokens, positions = rows
     pad = int(module.padding_idx)
     last = int(positions.max()) + pad + 2
@@ -435,15 +446,21 @@ class DecoderPass:
         return self.tables.of(module, self.num_positions)
 
     def attend(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, given: dict[str, Any]
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float | None,
+        kwargs: dict[str, Any],
     ) -> Tensor:
         """Attend to the slots in self-attention modules, to the sources in cross-attention modules."""
         layer = self.layers.own.get(module)
         if layer is not None:
-            bias = self.bias if given.get("position_bias") is not None else None
-            return self.inner.attend(layer_call(layer, query, scaling, given, bias), query, key, value)
+            bias = self.bias if kwargs.get("position_bias") is not None else None
+            return self.inner.attend(layer_call(layer, query, scaling, kwargs, bias), query, key, value)
         layer = self.layers.cross[module]
-        return self.attend_source(layer_call(layer, query, scaling, given, None), query)
+        return self.attend_source(layer_call(layer, query, scaling, kwargs, None), query)
 
     def attend_source(self, call: LayerCall, query: Tensor) -> Tensor:
         """Attend to the sources with queries of shape (1, heads, rows, head_dim)."""
@@ -454,13 +471,13 @@ class DecoderPass:
     def _keep_weights(self, weighed: Sequence[tuple[EncodedSource, int]], call: LayerCall, query: Tensor) -> None:
         first = 0
         for source, count in weighed:
-            keys, own = source.layers[call.layer][0].float(), query[:, :, first : first + count].float()
+            keys, queries = source.layers[call.layer][0].float(), query[:, :, first : first + count].float()
             keys = keys.repeat_interleave(query.shape[1] // keys.shape[1], dim=1)
-            scores = (own * call.scaling) @ keys.transpose(2, 3)
+            scores = (queries * call.scaling) @ keys.transpose(2, 3)
             self.weights.append(scores.softmax(dim=-1).mean(dim=1)[0])
             first += count
 
     def weights_of(self, order: Sequence[int]) -> list[np.ndarray]:
         """Return the weights of the jobs, each of shape (rows, source length), float32."""
-        found = dict(zip(order, self.weights, strict=True))
-        return [found[job].cpu().numpy() for job in sorted(found)]
+        weights = dict(zip(order, self.weights, strict=True))
+        return [weights[job].cpu().numpy() for job in sorted(weights)]

@@ -77,9 +77,8 @@ def require_source(source: Source, feature_shape: tuple[int, int] | None, *, kin
 @torch.inference_mode()
 def encoded_probe(model: Any) -> Tensor:
     """Return the encoder's hidden states of the probe source, shape (1, length, hidden), in the model's dtype."""
-    given = encoder_input(source_facts(model).probe_source, model.device, next(model.parameters()).dtype)
-    found: Tensor = model.get_encoder()(given).last_hidden_state
-    return found
+    inputs = encoder_input(source_facts(model).probe_source, model.device, next(model.parameters()).dtype)
+    return model.get_encoder()(inputs).last_hidden_state
 
 
 @torch.inference_mode()
@@ -87,18 +86,18 @@ def reference_logits(model: Any, hidden: Tensor | None = None) -> ReferenceLogit
     """Score every branch on the probe source, or on its hidden states, by the model's own forward pass."""
     if hidden is None:
         probe = source_facts(model).probe_source
-        own: dict[str, Any] = {
+        inputs: dict[str, Any] = {
             model.main_input_name: encoder_input(probe, model.device, next(model.parameters()).dtype)
         }
     else:
         from transformers.modeling_outputs import BaseModelOutput
 
-        own = {"encoder_outputs": BaseModelOutput(last_hidden_state=hidden)}
+        inputs = {"encoder_outputs": BaseModelOutput(last_hidden_state=hidden)}
     pad, vocab = getattr(model.config, "pad_token_id", None), int(model.config.vocab_size)
     # not the padding token: without a cache some families number the tokens after it differently
     usable = [token for token in range(3, vocab) if token != pad] or [0]
     step = max(1, len(usable) // 17)
     ids = tuple(usable[(7 + step * place) % len(usable)] for place in range(PREFIX_LENGTH + len(TREE_PARENTS)))
     return branch_logits(
-        ids, lambda tokens: model(**own, decoder_input_ids=tokens.to(model.device), use_cache=False).logits
+        ids, lambda tokens: model(**inputs, decoder_input_ids=tokens.to(model.device), use_cache=False).logits
     )
