@@ -173,10 +173,10 @@ class SuffixDrafter(CountingDrafter[SuffixState]):
     def open(self, sequence: SequenceView) -> SuffixState:
         # the last token before the source too: the first token of the text is drafted from the start of the source
         before = [int(sequence.history.tokens[-1]), *sequence.source, SEPARATOR] if sequence.source else []
-        own = Occurrences(self._orders, room=len(before) + len(sequence.history) + 512)
-        own.extend(np.array(before, dtype=np.int64))
-        own.extend(sequence.history.tokens)
-        return SuffixState(sequence, own, len(before))
+        occurrences = Occurrences(self._orders, room=len(before) + len(sequence.history) + 512)
+        occurrences.extend(np.array(before, dtype=np.int64))
+        occurrences.extend(sequence.history.tokens)
+        return SuffixState(sequence, occurrences, len(before))
 
     def _matches(self, state: SuffixState, depth: int) -> list[Match]:
         tokens = state.view.history.tokens

@@ -74,14 +74,14 @@ class Correction:
         self.rows = torch.zeros(rank, num_tokens, device=device)
         self.mix = (torch.randn(rank, hidden, generator=generator) / hidden**0.5).to(device)
         learned = {"bias": self.bias, "rows": self.rows, "mix": self.mix}
-        squares = {f"{name}_squares": torch.full_like(own, FIRST_SQUARE) for name, own in learned.items()}
+        squares = {f"{name}_squares": torch.full_like(tensor, FIRST_SQUARE) for name, tensor in learned.items()}
         self._arrays = learned | squares
         self.comparison = Comparison()
         self._native = NativeCorrection(self._arrays) if native else None
 
     @property
     def num_bytes(self) -> int:
-        return sum(4 * own.numel() for own in self._arrays.values())
+        return sum(4 * tensor.numel() for tensor in self._arrays.values())
 
     def apply(self, logits: Tensor, states: Tensor) -> None:
         """Correct logits, shape (rows, tokens), in place, by the states of the rows, shape (rows, hidden)."""
@@ -112,8 +112,8 @@ class Correction:
         if any(temperature != 1 for temperature in temperatures):
             logits.div_(torch.tensor(temperatures, device=logits.device)[:, None])
         error = torch.softmax(logits, dim=-1)
-        picked = torch.tensor(columns, device=logits.device)
-        error[torch.arange(len(columns), device=logits.device), picked] -= 1
+        targets = torch.tensor(columns, device=logits.device)
+        error[torch.arange(len(columns), device=logits.device), targets] -= 1
         if error.device.type == "cpu":  # numpy takes a third of torch's time
             chosen = torch.from_numpy(np.flatnonzero(np.abs(error.numpy()).max(axis=0) > LEAST_PROBABILITY))
         else:
@@ -138,7 +138,7 @@ class Correction:
 
     def state(self) -> dict[str, np.ndarray]:
         """Return copies of everything that is learned."""
-        arrays = {name: own.cpu().numpy().copy() for name, own in self._arrays.items()}
+        arrays = {name: tensor.cpu().numpy().copy() for name, tensor in self._arrays.items()}
         return arrays | {"outcomes": self.comparison.outcomes.copy()}
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
@@ -146,8 +146,12 @@ class Correction:
         expected = {name: value for name, value in self.state().items() if value.size}
         if {name for name, value in state.items() if value.size} != set(expected):
             raise DamagedStateError("it has other arrays")
-        for name, own in expected.items():
-            if state[name].shape != own.shape or state[name].dtype != own.dtype or not np.isfinite(state[name]).all():
+        for name, array in expected.items():
+            if (
+                state[name].shape != array.shape
+                or state[name].dtype != array.dtype
+                or not np.isfinite(state[name]).all()
+            ):
                 raise DamagedStateError(f"array {name} has another shape or is not finite")
         for name, target in self._arrays.items():
             if target.numel():

@@ -265,13 +265,13 @@ class LearnedFile:
                 if different:
                     raise DamagedStateError(f"its {different[0]} is {header.get(different[0])!r}")
                 owners: list[str] = parse_json(header["owners"])
-                found: dict[str, dict[str, np.ndarray]] = {owner: {} for owner in owners}
+                state: dict[str, dict[str, np.ndarray]] = {owner: {} for owner in owners}
                 for key in stored.keys():  # noqa: SIM118, not a mapping
                     place, _, array = key.partition("/")
-                    found[owners[int(place)]][array] = stored.get_tensor(key)
+                    state[owners[int(place)]][array] = stored.get_tensor(key)
         except (OSError, SafetensorError, *MALFORMED) as error:
             raise error if isinstance(error, DamagedStateError) else DamagedStateError(str(error)) from error
-        return found
+        return state
 
     def write(self, state: LearnedState) -> None:
         """Replace the file; remove it if nothing is learned."""
@@ -280,8 +280,8 @@ class LearnedFile:
             return
         arrays = {
             f"{place}/{name}": np.ascontiguousarray(array)
-            for place, own in enumerate(state.values())
-            for name, array in own.items()
+            for place, learned in enumerate(state.values())
+            for name, array in learned.items()
         }
         data = save(arrays, metadata={**self._header, "owners": json.dumps(list(state))})
         fresh = self.path.with_suffix(".part")
@@ -397,8 +397,8 @@ class LearningStore:
 
 def _save_at_intervals(store: weakref.ref[LearningStore], ends: threading.Event, every: float) -> None:
     while not ends.wait(every):
-        found = store()
-        if found is None:
+        learning_store = store()
+        if learning_store is None:
             return
-        found.save()
-        del found
+        learning_store.save()
+        del learning_store

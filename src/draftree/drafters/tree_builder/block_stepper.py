@@ -343,5 +343,5 @@ class BlockStepper(FeatureStepper[BlockSequence]):
         logits = self._head.logits(states)
         for place, index in enumerate(needed):
             state = going[index][0]
-            own = None if memory is None else memory[place : place + 1]
-            state.levels = Levels(len(state.view.history), states[place, first:], logits[place, first:], own)
+            row_memory = None if memory is None else memory[place : place + 1]
+            state.levels = Levels(len(state.view.history), states[place, first:], logits[place, first:], row_memory)

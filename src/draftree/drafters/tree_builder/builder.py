@@ -478,7 +478,7 @@ class TreeBuilder:
                 for (g, level), row in zip(places, values, strict=True)
             ]
         elif self._shares_noise and (sure := self.stepper.confidence()) is not None:
-            mapped = [with_confidence(row, own) for row, own in zip(values, sure, strict=True)]
+            mapped = [with_confidence(row, confidences) for row, confidences in zip(values, sure, strict=True)]
         elif self._asks_confidence(active):
             chosen = torch.tensor(tokens, device=distributions.logits.device)
             return values, _log_probs(distributions.logits, chosen).exp().tolist()

@@ -120,7 +120,11 @@ class LogitCorrector:
     ) -> None:
         """Correct rows in place, those whose correction is used or all."""
         known = ((self._corrections.find(name), rows) for name, rows in _by_name(names))
-        chosen = [(one, rows) for one, rows in known if one is not None and (all_of_them or one.comparison.is_better)]
+        chosen = [
+            (correction, rows)
+            for correction, rows in known
+            if correction is not None and (all_of_them or correction.comparison.is_better)
+        ]
         if not chosen:
             return
         with logits.computing():

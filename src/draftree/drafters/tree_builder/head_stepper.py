@@ -107,10 +107,10 @@ def drop_before(pieces: list[Unread], position: int) -> None:
         del pieces[0]
 
 
-def common_length(one: History, other: History) -> int:
+def common_length(history: History, other: History) -> int:
     """Return the length of the common prefix of two texts."""
-    length = min(len(one), len(other))
-    differs = one.tokens[:length] != other.tokens[:length]
+    length = min(len(history), len(other))
+    differs = history.tokens[:length] != other.tokens[:length]
     return int(differs.argmax()) if differs.any() else length
 
 
@@ -269,12 +269,12 @@ class HeadStepper(FeatureStepper[HeadedSequence]):
 
     def catch_up(self, states: Sequence[HeadedSequence], ahead: Sequence[int]) -> Logits:
         jobs = self._last_jobs(states)
-        found = self._passes.read(jobs)
-        self.answered = rows_of(found.states, found.requested)
+        result = self._passes.read(jobs)
+        self.answered = rows_of(result.states, result.requested)
         before = self._passes.recycle(self.answered)
         for index, state in enumerate(states):
             state.before = before[index : index + 1]
-        return found.logits
+        return result.logits
 
     @property
     def most_children(self) -> int:
@@ -315,15 +315,15 @@ class HeadStepper(FeatureStepper[HeadedSequence]):
             chosen = [parent + 1 for parent in above]
             before = rows_of(state.before, chosen)
             jobs.append(RowJob(state.slot, row, positions, above, before, range(len(row))))
-        found = self._passes.extend(jobs)
-        self.answered = found.states
-        recycled = self._passes.recycle(found.states)
+        result = self._passes.extend(jobs)
+        self.answered = result.states
+        recycled = self._passes.recycle(result.states)
         place = 0
         for state, row in zip(states, tokens, strict=True):
             assert state.before is not None, "checked above"
             state.before = torch.cat((state.before, recycled[place : place + len(row)]))
             place += len(row)
-        return found.logits
+        return result.logits
 
     def keep(self, states: Sequence[HeadedSequence], paths: Sequence[Sequence[int]]) -> None:
         self._idle_rounds += 1

@@ -140,9 +140,10 @@ def require_same_source(loaded: LoadedDraftModel, target: LanguageModel) -> None
         )
     shapes = (model.feature_shape, target.feature_shape)
     if shapes[0] != shapes[1]:
-        own, wanted = ("tokens" if shape is None else f"features of shape {shape}" for shape in shapes)
+        draft_input, target_input = ("tokens" if shape is None else f"features of shape {shape}" for shape in shapes)
         raise ConfigurationError(
-            f"drafter '{loaded.name}' reads {own}, and the target reads {wanted}: choose a drafter of the same family"
+            f"drafter '{loaded.name}' reads {draft_input}, and the target reads {target_input}: "
+            "choose a drafter of the same family"
         )
 
 

@@ -74,10 +74,10 @@ def translation_between(wanted: str, loaded: LoadedDraftModel, context: DraftCon
 
     Draws are of tokens, so strings require free choices.
     """
-    target, own = context.tokenizer, loaded.tokenizer
+    target, draft = context.tokenizer, loaded.tokenizer
     own_size = loaded.model.vocab_size
     target_size = context.target.vocab_size
-    if target is None or own is None:
+    if target is None or draft is None:
         if wanted != AUTO or own_size != target_size:
             mapped = "" if wanted == AUTO else f" with map={wanted}"
             raise MissingTokenizerError(
@@ -85,9 +85,9 @@ def translation_between(wanted: str, loaded: LoadedDraftModel, context: DraftCon
                 "tokenizers to compare or to map: choose models with tokenizers, or a drafter of the same family"
             )
         return None
-    if wanted != STRINGS and compare_vocabularies(target.vocabulary(), own.vocabulary()).same:
+    if wanted != STRINGS and compare_vocabularies(target.vocabulary(), draft.vocabulary()).same:
         return None
-    lexicons = lexicon_of(target), lexicon_of(own)
+    lexicons = lexicon_of(target), lexicon_of(draft)
     common = common_tokens(*lexicons, target_size=target_size, draft_size=own_size)
     way = wanted
     if wanted == AUTO:
@@ -141,8 +141,10 @@ class OwnReader(TranslatingReader):
 
     def __init__(self, translation: Translation, own_size: int) -> None:
         super().__init__(translation)
-        own = translation.own
-        self._silent = torch.tensor([i for i in range(own_size) if not own.token_bytes(i) and i != own.eos_id]).long()
+        lexicon = translation.own
+        self._silent = torch.tensor(
+            [i for i in range(own_size) if not lexicon.token_bytes(i) and i != lexicon.eos_id]
+        ).long()
 
     def answer(self, logits: Logits) -> Logits:
         with logits.computing():
@@ -157,10 +159,10 @@ class _Translated(Reading):
 
     def __init__(self, view: SequenceView, translation: Translation) -> None:
         self._history = view.history
-        own = translation.own
-        self._text = Rereading(translation.target, own, read_specials(translation.target, own))
+        lexicon = translation.own
+        self._text = Rereading(translation.target, lexicon, read_specials(translation.target, lexicon))
         self._known = 0
-        self._anything = next((i for i in (own.bos_id, own.eos_id) if i is not None), 0)
+        self._anything = next((i for i in (lexicon.bos_id, lexicon.eos_id) if i is not None), 0)
 
     def advance(self) -> int:
         new = self._history.tokens[self._known :].tolist()
@@ -214,14 +216,14 @@ class StringTreeBuilder(TreeBuilder):
 
     def _way(self, tree: TokenTree, nodes: Sequence[int], before: Sequence[int]) -> TokenTree:
         """Return one path in the target's tokens, each with the score of the node in which it ends."""
-        own, target = self._translation.own, self._translation.target
+        lexicon, target = self._translation.own, self._translation.target
         data, ends = bytearray(), []
         eos_score = None
         for node in nodes:
-            if tree.tokens[node] == own.eos_id:
+            if tree.tokens[node] == lexicon.eos_id:
                 eos_score = tree.scores[node]
                 break
-            data += own.token_bytes(tree.tokens[node]) or b""
+            data += lexicon.token_bytes(tree.tokens[node]) or b""
             ends.append((len(data), tree.scores[node]))
         ids: list[int] = []
         scores: list[float] = []

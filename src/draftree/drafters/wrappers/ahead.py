@@ -182,8 +182,8 @@ class AheadDrafter(Drafter[AheadSequence]):
             state.held = EMPTY
         missing = [i for i, tree in enumerate(trees) if not len(tree)]
         if missing:
-            owns, asked = [states[i].own for i in missing], [budgets[i] for i in missing]
-            drafted = self._alive(self._drafter.draft, owns, asked)
+            owns, missing_budgets = [states[i].own for i in missing], [budgets[i] for i in missing]
+            drafted = self._alive(self._drafter.draft, owns, missing_budgets)
             for i, tree in zip(missing, drafted or [EMPTY] * len(missing), strict=True):
                 trees[i] = tree
         if self._pool is not None:
@@ -192,7 +192,7 @@ class AheadDrafter(Drafter[AheadSequence]):
 
     def _begin(self, states: Sequence[AheadSequence], trees: Sequence[TokenTree], budgets: Sequence[Budget]) -> None:
         """Fork the wrapped states at the likeliest stops, and draft after them in the thread."""
-        asked: list[Budget] = []
+        stop_budgets: list[Budget] = []
         for state, tree, budget in zip(states, trees, budgets, strict=True):
             if state.view.controls.processors or state.view.controls.guide is not None:
                 continue  # processors keep state of the text, which one thread reads
@@ -201,15 +201,15 @@ class AheadDrafter(Drafter[AheadSequence]):
                 path = paths[node + 1]
                 tokens = [*state.view.history.tokens.tolist(), *path]
                 view = replace(state.view, history=History(tokens), slot=None)
-                own = self._drafter.fork(state.own, view, len(state.view.history))
-                state.stops.append(Stop(path, len(tokens), own))
+                wrapped_state = self._drafter.fork(state.own, view, len(state.view.history))
+                state.stops.append(Stop(path, len(tokens), wrapped_state))
                 room = max(0, budget.room - len(path))
-                asked.append(replace(budget, depth=min(budget.depth + 1, room), room=room))
+                stop_budgets.append(replace(budget, depth=min(budget.depth + 1, room), room=room))
         self._waiting = [state for state in states if state.stops]
-        if asked:
+        if stop_budgets:
             owns = [stop.own for state in self._waiting for stop in state.stops]
             assert self._pool is not None, "drafting ahead has a thread"
-            self._job = self._pool.submit(self._drafter.draft, owns, asked)
+            self._job = self._pool.submit(self._drafter.draft, owns, stop_budgets)
 
     def _settle(self) -> None:
         """Wait for the thread; its trees become ready. Nothing else uses the wrapped drafter while it runs."""
@@ -278,8 +278,8 @@ class AheadDrafter(Drafter[AheadSequence]):
     def detach(self, state: AheadSequence, length: int) -> AheadSequence | None:
         self._settle()
         self._drop(state)
-        own = self._alive(self._drafter.detach, state.own, length)
-        return None if own is None else AheadSequence(own, state.view)
+        wrapped_state = self._alive(self._drafter.detach, state.own, length)
+        return None if wrapped_state is None else AheadSequence(wrapped_state, state.view)
 
     def attach(self, state: AheadSequence, sequence: SequenceView, length: int) -> AheadSequence:
         return AheadSequence(self._settled(self._drafter.attach, state.own, sequence, length), sequence)

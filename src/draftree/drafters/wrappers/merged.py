@@ -98,16 +98,18 @@ class MergedDrafter(Drafter[MergedSequence]):
 
     def fork(self, state: MergedSequence, sequence: SequenceView, length: int) -> MergedSequence:
         pairs = zip(self._drafters, state.parts, strict=True)
-        return MergedSequence([d.open(sequence) if own is None else d.fork(own, sequence, length) for d, own in pairs])
+        return MergedSequence(
+            [d.open(sequence) if part is None else d.fork(part, sequence, length) for d, part in pairs]
+        )
 
     def detach(self, state: MergedSequence, length: int) -> MergedSequence | None:
-        kept = [drafter.detach(own, length) for drafter, own in zip(self._drafters, state.parts, strict=True)]
-        return None if all(own is None for own in kept) else MergedSequence(kept)
+        kept = [drafter.detach(part, length) for drafter, part in zip(self._drafters, state.parts, strict=True)]
+        return None if all(part is None for part in kept) else MergedSequence(kept)
 
     def attach(self, state: MergedSequence, sequence: SequenceView, length: int) -> MergedSequence:
         pairs = zip(self._drafters, state.parts, strict=True)
         return MergedSequence(
-            [d.open(sequence) if own is None else d.attach(own, sequence, length) for d, own in pairs]
+            [d.open(sequence) if part is None else d.attach(part, sequence, length) for d, part in pairs]
         )
 
     def draft(self, states: Sequence[MergedSequence], budgets: Sequence[Budget]) -> list[TokenTree]:
@@ -176,9 +178,9 @@ class MergedDrafter(Drafter[MergedSequence]):
         return Observation(whole.state.parts[index], whole.tokens_read, tree, verdict, hidden)
 
     def close(self, state: MergedSequence) -> None:
-        for drafter, own in zip(self._drafters, state.parts, strict=True):
-            if own is not None:
-                drafter.close(own)
+        for drafter, part in zip(self._drafters, state.parts, strict=True):
+            if part is not None:
+                drafter.close(part)
 
     def check_integrity(self, states: Sequence[MergedSequence]) -> None:
         for index, drafter in enumerate(self._drafters):
