@@ -38,10 +38,10 @@ def miss_weights(
     """Return the weights of the chains' first predictions by the misses of earlier heads; mean 1, shape (chains,)."""
     weights = torch.ones(batch.num_chains, device=batch.chains.device)
     for trainee in earlier:
-        own = trainee.batch(numbers)
-        teacher = trainee.teacher(own, numbers)
-        (states,) = trainee.states_of(own, 1)
-        for part in torch.arange(own.num_chains, device=weights.device).split(CHUNK_ROWS):
+        earlier_batch = trainee.batch(numbers)
+        teacher = trainee.teacher(earlier_batch, numbers)
+        (states,) = trainee.states_of(earlier_batch, 1)
+        for part in torch.arange(earlier_batch.num_chains, device=weights.device).split(CHUNK_ROWS):
             rows = teacher.part(part).rows(trainee.module.logits(states[part]))
             weights[part] *= (1 - acceptance_of(rows)).clamp(0, 1).pow(strength).to(weights.dtype)
     weights = weights.clamp_min(floor)

@@ -39,25 +39,27 @@ from draftree.train.settings import TrainSettings
 # 2022 (arXiv 2402.09977).
 
 
-def spell_vocabulary(target: Lexicon, own: Lexicon, *, size: int) -> tuple[list[tuple[int, ...]], int]:
+def spell_vocabulary(target: Lexicon, lexicon: Lexicon, *, size: int) -> tuple[list[tuple[int, ...]], int]:
     """Return the model's ids for each id of a target, none for an id without text, and how many tokens both have."""
-    specials = read_specials(target, own)
+    specials = read_specials(target, lexicon)
     pieces: list[tuple[int, ...]] = [()] * size
     shared = 0
     for token in range(min(size, len(target.bytes_of))):
         data = target.bytes_of[token]
         if data and target.ids_of[data] == token:
-            pieces[token] = (own.ids_of[data],) if data in own.ids_of else tuple(own.read(data, begins=False))
-            shared += data in own.ids_of
-        elif token == target.bos_id and own.bos_id is not None:
-            pieces[token] = (own.bos_id,)
+            pieces[token] = (
+                (lexicon.ids_of[data],) if data in lexicon.ids_of else tuple(lexicon.read(data, begins=False))
+            )
+            shared += data in lexicon.ids_of
+        elif token == target.bos_id and lexicon.bos_id is not None:
+            pieces[token] = (lexicon.bos_id,)
         elif token in specials:
             text = specials[token]
-            pieces[token] = tuple(own.read(text, begins=False)) if isinstance(text, bytes) else text
+            pieces[token] = tuple(lexicon.read(text, begins=False)) if isinstance(text, bytes) else text
     if not shared:
         raise ConfigurationError(
-            f"{own.name} and {target.name} have no token in common, so the first cannot start a student of the second: "
-            "choose another model, or leave out --from for a new one"
+            f"{lexicon.name} and {target.name} have no token in common, so the first cannot start a student of the "
+            "second: choose another model, or leave out --from for a new one"
         )
     return pieces, shared
 
@@ -156,13 +158,13 @@ def new_student(prepared: Prepared, options: StudentOptions) -> Any:
 
 def extend_context(student: Any, name: str, wanted: int) -> int:
     """Let a given model read at least so many tokens; return how many it reads."""
-    own = int(getattr(student.config, "max_position_embeddings", wanted))
-    if own >= wanted:
-        return own
+    max_length = int(getattr(student.config, "max_position_embeddings", wanted))
+    if max_length >= wanted:
+        return max_length
     if not getattr(student.config, "rope_parameters", None):
         raise ConfigurationError(
-            f"'{name}' reads {own} tokens, and the longest text of the data has {wanted}: cut the texts with "
-            f"--max-length {own}, or choose a model with rotary positions"
+            f"'{name}' reads {max_length} tokens, and the longest text of the data has {wanted}: cut the texts with "
+            f"--max-length {max_length}, or choose a model with rotary positions"
         )
     student.config.max_position_embeddings = wanted
     return wanted
@@ -177,17 +179,17 @@ def adopt_vocabulary(student: Any, name: str, folder: Path, prepared: Prepared) 
     """Give a model the target's vocabulary if it has another one."""
     width, wanted = student.get_output_embeddings().weight.shape[0], prepared.parts.vocab_size
     assert prepared.loaded.folder is not None, "checked when its configuration was read"
-    own, target = Tokenizer.load(folder), Tokenizer.load(prepared.loaded.folder)
-    if own is None or target is None:
+    tokenizer, target = Tokenizer.load(folder), Tokenizer.load(prepared.loaded.folder)
+    if tokenizer is None or target is None:
         if width != wanted:
             raise ConfigurationError(
                 f"'{name}' has {width} tokens and the target {wanted}, and there are no two tokenizers to compare: "
                 "choose a model with the target's tokens, or leave out --from for a new one"
             )
         return
-    if width == wanted and compare_vocabularies(target.vocabulary(), own.vocabulary()).same:
+    if width == wanted and compare_vocabularies(target.vocabulary(), tokenizer.vocabulary()).same:
         return
-    pieces, shared = spell_vocabulary(lexicon_of(target), lexicon_of(own), size=wanted)
+    pieces, shared = spell_vocabulary(lexicon_of(target), lexicon_of(tokenizer), size=wanted)
     transplant(student, pieces)
     for key, value in special_ids(prepared.config).items():
         setattr(student.config, key, value)

@@ -169,8 +169,8 @@ def own_tensors(head: Head, parts: TargetParts) -> tuple[dict[str, Tensor], list
     rows = {EMBEDDING: parts.embedding, OUTPUT: parts.output[head.vocabulary.ids]}
     left_out = [
         name
-        for name, own in rows.items()
-        if name in tensors and torch.equal(tensors[name].bfloat16(), own.cpu().bfloat16())
+        for name, matrix in rows.items()
+        if name in tensors and torch.equal(tensors[name].bfloat16(), matrix.cpu().bfloat16())
     ]
     for name in left_out:
         del tensors[name]

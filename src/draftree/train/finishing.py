@@ -148,8 +148,8 @@ def train(
     if prepared.processes.index:
         return TrainingResult(output)
     evaluation = trainee.evaluate(None, watch=watch)
-    own = write()
-    facts = recipe(prepared, state, evaluation) | own
+    written_facts = write()
+    facts = recipe(prepared, state, evaluation) | written_facts
     write_json(output / RECIPE, facts, indent=1)
     write_whole(output / CARD, card(facts, kind, usage).encode())
     notes = []
@@ -239,12 +239,16 @@ def card(facts: Mapping[str, Any], kind: str, usage: str) -> str:
         "## Data",
         "",
         f"{data['texts']['seen']:,} answers of the target itself at temperatures "
-        f"{', '.join(f'{one:g}' for one in data['temperatures'])}; {data['texts']['unseen']:,} answers to other "
-        "prompts were kept for the table. Prompts are context only, no loss is computed on them:",
+        f"{', '.join(f'{temperature:g}' for temperature in data['temperatures'])}; "
+        f"{data['texts']['unseen']:,} answers to other prompts were kept for the table. Prompts are context only, no "
+        "loss is computed on them:",
         "",
         "| prompts | number | licence |",
         "| --- | --- | --- |",
-        *(f"| {one['name']} | {one['count']:,} | {one['licence']} |" for one in data["prompts"]),
+        *(
+            f"| {prompt_set['name']} | {prompt_set['count']:,} | {prompt_set['licence']} |"
+            for prompt_set in data["prompts"]
+        ),
         "",
         "The answers are the target's, so its licence and its biases apply to what was learned from them. The drafter "
         "changes the speed of the target and never its text.",

@@ -89,8 +89,8 @@ class HeadOptions:
 
     def require_sizes_of_start(self, *, but: str = "") -> None:
         """Raise if sizes or variants are chosen that the head has from which training starts."""
-        own = (but, "trains_output", "start")
-        if chosen := [f.name for f in fields(self) if f.name not in own and getattr(self, f.name) != f.default]:
+        excluded = (but, "trains_output", "start")
+        if chosen := [f.name for f in fields(self) if f.name not in excluded and getattr(self, f.name) != f.default]:
             raise ConfigurationError(
                 f"sizes and variants are those of the head that training starts from: leave out {', '.join(chosen)}"
             )

@@ -102,10 +102,12 @@ class MasterOptimizer:
         ]
         others = [master for name, master in self._master.items() if name not in orthogonal]
         rate, decay = settings.learning_rate, settings.weight_decay
-        matrices = [own for own in others if own.dim() > 1]
-        plain = [own for own in others if own.dim() <= 1]
+        matrices = [master for master in others if master.dim() > 1]
+        plain = [master for master in others if master.dim() <= 1]
         groups = [
-            {"params": own, "weight_decay": own_decay} for own, own_decay in ((matrices, decay), (plain, 0.0)) if own
+            {"params": masters, "weight_decay": own_decay}
+            for masters, own_decay in ((matrices, decay), (plain, 0.0))
+            if masters
         ]
         self._optimizers: list[torch.optim.Optimizer] = []
         if groups:
@@ -218,14 +220,14 @@ class TrainingRun:
         """Continue from the folder's checkpoint."""
         path = self._folder / CHECKPOINT
         tensors, facts = load_checkpoint(path)
-        own = self._same()
-        if facts.get("settings") != own["settings"]:
+        expected = self._same()
+        if facts.get("settings") != expected["settings"]:
             raise TrainingError(
                 f"{path} was made with other settings: resume with the same ones (only the limits may change), or "
                 "start a new run in another folder"
             )
-        before = facts.get("texts", own["texts"])
-        now = own["texts"]
+        before = facts.get("texts", expected["texts"])
+        now = expected["texts"]
         if before != now:
             raise TrainingError(
                 f"{path} was made with {before[0]:,} texts of {before[1]:,} tokens, and this run has {now[0]:,} of "
@@ -348,8 +350,8 @@ class TrainingRun:
                     part = texts[start : start + size]
                     sums = self._trainee.gradients(part, total=max(1.0, total), loss=loss, levels=levels)
                     totals += [StepTotals() for _ in sums[len(totals) :]]
-                    for level, own in enumerate(sums):
-                        totals[level].add(own)
+                    for level, level_sums in enumerate(sums):
+                        totals[level].add(level_sums)
                 return totals
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):

@@ -31,11 +31,11 @@ class Limits:
     minutes: float | None = None
 
     def __post_init__(self) -> None:
-        given = {name: value for name, value in asdict(self).items() if value is not None}
-        for name, value in given.items():
+        limits = {name: value for name, value in asdict(self).items() if value is not None}
+        for name, value in limits.items():
             if not value > 0:
                 raise ConfigurationError(f"{name} is {value}: it must be positive")
-        if not given:
+        if not limits:
             raise ConfigurationError("a run needs a limit: give steps, tokens or minutes")
 
     def progress(self, steps: int, tokens: int, minutes: float) -> float:

@@ -97,9 +97,9 @@ class LogProbsAt(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         scaled, total, places = ctx.saved_tensors
-        own = gradients[0] / ctx.temperature
+        output_gradient = gradients[0] / ctx.temperature
         gradient = (scaled - total[:, None]).exp_()
-        gradient.mul_(-own.sum(dim=-1, keepdim=True)).scatter_add_(-1, places, own)
+        gradient.mul_(-output_gradient.sum(dim=-1, keepdim=True)).scatter_add_(-1, places, output_gradient)
         return gradient, None, None
 
 

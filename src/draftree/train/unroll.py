@@ -61,21 +61,21 @@ class UnrollAttention:
 
     def _later(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         chains = self._batch.chain_rows
-        own = self._own[layer]
-        own.append((key, value))
+        cache = self._own[layer]
+        cache.append((key, value))
         true_key, true_value = self._true[layer]
         scaled = query / math.sqrt(query.shape[-1])
         scores = chains.padded(scaled).transpose(1, 2) @ true_key.transpose(-1, -2)
         scores = scores.float().masked_fill(self._is_hidden(), -math.inf)
         # one key of each step: products of rows, without a matrix
-        diagonal = torch.stack([(scaled * one).sum(-1) for one, _ in own], dim=-1).float()
+        diagonal = torch.stack([(scaled * step_key).sum(-1) for step_key, _ in cache], dim=-1).float()
         weights = torch.cat((scores, chains.padded(diagonal).transpose(1, 2)), dim=-1).softmax(dim=-1)
         weights = weights.to(query.dtype)
         longest = true_key.shape[2]
         mixed = chains.flat((weights[..., :longest] @ true_value).transpose(1, 2))
         shares = chains.flat(weights[..., longest:].transpose(1, 2))
-        for step, (_, one) in enumerate(own):
-            mixed = mixed + shares[..., step, None] * one
+        for step, (_, step_value) in enumerate(cache):
+            mixed = mixed + shares[..., step, None] * step_value
         return mixed
 
     def _is_hidden(self) -> Tensor:

@@ -65,22 +65,22 @@ class StateCollector(StateSink):
         with single_threaded():  # workers that spin after a copy would slow down the next pass
             states = hidden.to("cpu", self._dtype, copy=True)
         for text in texts:
-            own = self._texts.setdefault(text.sequence, _States())
-            if text.start < own.length:  # read again
-                own.pieces = [torch.cat(own.pieces)[: text.start]]
+            text_states = self._texts.setdefault(text.sequence, _States())
+            if text.start < text_states.length:  # read again
+                text_states.pieces = [torch.cat(text_states.pieces)[: text.start]]
             else:
-                assert text.start == own.length, "every token is read"
+                assert text.start == text_states.length, "every token is read"
             rows = text.rows
             is_run = not rows or rows[-1] - rows[0] + 1 == len(rows)
-            own.pieces.append(states[rows[0] : rows[-1] + 1] if is_run and rows else states[list(rows)])
-            own.length = text.start + len(rows)
+            text_states.pieces.append(states[rows[0] : rows[-1] + 1] if is_run and rows else states[list(rows)])
+            text_states.length = text.start + len(rows)
 
     def pop(self, sequence: WritingSequence) -> Tensor:
         """Return the states of a finished text, shape (tokens - 1, layers, hidden), and forget them."""
-        own = self._texts.pop(sequence)
-        assert own.length == len(sequence.history) - 1, "every token but the last was read"
+        text_states = self._texts.pop(sequence)
+        assert text_states.length == len(sequence.history) - 1, "every token but the last was read"
         with single_threaded():
-            return torch.cat(own.pieces)
+            return torch.cat(text_states.pieces)
 
     def drop(self, sequence: WritingSequence) -> None:
         """Forget the states of a text that failed."""

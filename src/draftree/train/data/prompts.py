@@ -77,8 +77,8 @@ def jobs_of(sets: Sequence[PromptSet], *, temperatures: Sequence[float], seed: i
     The first prompts are an even sample of the sets, of which small ones are used completely. Order, temperatures and
     seeds are functions of the arguments only.
     """
-    prompts = [prompt for own in sets for prompt in own.prompts]
-    starts = [0, *accumulate(len(own.prompts) for own in sets)]
+    prompts = [prompt for prompt_set in sets for prompt in prompt_set.prompts]
+    starts = [0, *accumulate(len(prompt_set.prompts) for prompt_set in sets)]
     shuffled = [
         sorted(range(first, end), key=lambda prompt_id: _hash(f"order {seed}/{prompt_id}"))
         for first, end in pairwise(starts)
@@ -251,7 +251,10 @@ def package_prompts(number: int) -> tuple[list[DataPrompt], list[str]]:
     Returns:
         The prompts, and the packages that they quote, each with version and licence.
     """
-    packages = {f"{str(own.metadata['Name']).lower()}=={own.version}": own for own in distributions()}
+    packages = {
+        f"{str(distribution.metadata['Name']).lower()}=={distribution.version}": distribution
+        for distribution in distributions()
+    }
     names = sorted(name for name in packages if not name.startswith(f"{OWN}=="))
     rounds = zip_longest(*([(name, text) for text in _prompts(packages[name], number)] for name in names))
     chosen = list(islice((pair for turn in rounds for pair in turn if pair is not None), number))
@@ -289,14 +292,16 @@ def _paragraphs(text: str) -> Iterator[str]:
     """Yield runs of paragraphs of prose of a suitable length."""
     run: list[str] = []
     for paragraph in (*re.split(r"\n\s*\n", text.replace("\r", "")), ""):
-        own = paragraph.strip()
-        is_prose = len(own) > 60 and own[0].isalpha() and not re.search(r"https?://|[<>{}|`]|::|\.\. ", own)
-        if is_prose and sum(map(len, run)) + len(own) <= MAX_TEXT:
-            run.append(own)
+        stripped = paragraph.strip()
+        is_prose = (
+            len(stripped) > 60 and stripped[0].isalpha() and not re.search(r"https?://|[<>{}|`]|::|\.\. ", stripped)
+        )
+        if is_prose and sum(map(len, run)) + len(stripped) <= MAX_TEXT:
+            run.append(stripped)
             continue
         if sum(map(len, run)) >= MIN_TEXT:
             yield "\n\n".join(run)
-        run = [own] if is_prose and len(own) <= MAX_TEXT else []
+        run = [stripped] if is_prose and len(stripped) <= MAX_TEXT else []
 
 
 def _of_source(path: Path) -> Iterator[str]:
@@ -312,11 +317,11 @@ def _of_source(path: Path) -> Iterator[str]:
     yield from _about((part for text in texts for part in _paragraphs(text)), OF_TEXT)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
-            own = lines[node.lineno - 1 : node.end_lineno]
+            function_lines = lines[node.lineno - 1 : node.end_lineno]
             has_code = len(node.body) > 1 or not isinstance(node.body[0], ast.Expr | ast.Pass)
-            if has_code and MIN_LINES <= len(own) <= MAX_LINES and not _is_data(own):
-                indent = len(own[0]) - len(own[0].lstrip())
-                yield from _about(["\n".join(line[indent:] for line in own)], OF_FUNCTION)
+            if has_code and MIN_LINES <= len(function_lines) <= MAX_LINES and not _is_data(function_lines):
+                indent = len(function_lines[0]) - len(function_lines[0].lstrip())
+                yield from _about(["\n".join(line[indent:] for line in function_lines)], OF_FUNCTION)
     if len(lines) > 2 * HEAD_LINES and not _is_data(lines[:HEAD_LINES]):
         yield from _about(["\n".join(lines[:HEAD_LINES])], OF_FILE)
 

@@ -597,8 +597,8 @@ class ShardWriter:
         """Remove files of this format that the manifest does not name."""
         known = {MANIFEST, *(shard.file for shard in self.manifest.shards)}
         for path in self._folder.iterdir():
-            own = OWN_FILE.fullmatch(path.name.removesuffix(TEMPORARY))
-            if own is not None and path.name not in known:
+            match = OWN_FILE.fullmatch(path.name.removesuffix(TEMPORARY))
+            if match is not None and path.name not in known:
                 path.unlink()
 
 
