@@ -57,16 +57,16 @@ def choices(
     temperatures = to_device([temperature for _, temperature in entries], logits.device, dtype=torch.float32)
     parts = logits.new_empty((rows, num_blocks, 3))
     columns_of_parts = logits.new_empty((rows, num_blocks), dtype=torch.int32)
-    found = logits.new_empty((rows, 4), dtype=torch.float64)
+    results = logits.new_empty((rows, 4), dtype=torch.float64)
     with torch.cuda.device_of(logits):
         _scan[(rows, num_blocks)](
             logits, keys, temperatures, keys if token_ids is None else token_ids, parts, columns_of_parts,
             logits.stride(0), columns, HAS_IDS=token_ids is not None, BLOCK=BLOCK, num_warps=8,
         )  # fmt: skip
         _combine[(rows,)](
-            parts, columns_of_parts, found, num_blocks, BLOCKS=triton.next_power_of_2(num_blocks), num_warps=4
+            parts, columns_of_parts, results, num_blocks, BLOCKS=triton.next_power_of_2(num_blocks), num_warps=4
         )
-    return [Choice(int(token), *scores) for token, *scores in to_host(found)]
+    return [Choice(int(token), *scores) for token, *scores in to_host(results)]
 
 
 @jit
@@ -124,7 +124,7 @@ def _scan(
 
 
 @jit
-def _combine(parts: Any, columns_of_parts: Any, found: Any, num_blocks: Any, BLOCKS: tl.constexpr) -> None:
+def _combine(parts: Any, columns_of_parts: Any, results: Any, num_blocks: Any, BLOCKS: tl.constexpr) -> None:
     row = tl.program_id(0).to(tl.int64)
     block = tl.arange(0, BLOCKS)
     inside = block < num_blocks
@@ -139,7 +139,7 @@ def _combine(parts: Any, columns_of_parts: Any, found: Any, num_blocks: Any, BLO
     shift = tl.where(best == float("-inf"), 0.0, best)
     shift_of = tl.where(best_of == float("-inf"), 0.0, best_of)
     total = tl.sum(total_of * tl.exp(shift_of - shift), axis=0)
-    tl.store(found + 4 * row, column.to(tl.float64))
-    tl.store(found + 4 * row + 1, best.to(tl.float64))
-    tl.store(found + 4 * row + 2, tl.max(rest, axis=0).to(tl.float64))
-    tl.store(found + 4 * row + 3, (shift + tl.log(total)).to(tl.float64))
+    tl.store(results + 4 * row, column.to(tl.float64))
+    tl.store(results + 4 * row + 1, best.to(tl.float64))
+    tl.store(results + 4 * row + 2, tl.max(rest, axis=0).to(tl.float64))
+    tl.store(results + 4 * row + 3, (shift + tl.log(total)).to(tl.float64))

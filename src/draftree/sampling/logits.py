@@ -90,9 +90,9 @@ def leading(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
         columns = torch.from_numpy(values.numpy().argmax(axis=-1))[:, None]
         return columns, values.gather(-1, columns)
     candidates = _candidates(values, count)
-    found = values.gather(-1, candidates)
-    order = torch.sort(found, dim=-1, descending=True, stable=True).indices[:, :count]
-    return candidates.gather(-1, order), found.gather(-1, order)
+    scores = values.gather(-1, candidates)
+    order = torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, :count]
+    return candidates.gather(-1, order), scores.gather(-1, order)
 
 
 def log_total(scores: Tensor) -> Tensor:
@@ -282,10 +282,10 @@ class TensorLogits(Logits):
     def _picks_by_kernel(self, noise: RowNoise) -> Picks:
         from draftree.sampling.choice_kernel import choices
 
-        found = choices(self._tensor, noise, None)
-        picks = [choice.token for choice in found]
-        is_sound = [math.isfinite(choice.score) and not math.isnan(choice.total) for choice in found]
-        for row, (entry, choice) in enumerate(zip(noise, found, strict=True)):
+        row_choices = choices(self._tensor, noise, None)
+        picks = [choice.token for choice in row_choices]
+        is_sound = [math.isfinite(choice.score) and not math.isnan(choice.total) for choice in row_choices]
+        for row, (entry, choice) in enumerate(zip(noise, row_choices, strict=True)):
             if entry is not None and is_sound[row] and choice.second >= choice.score - NEAR:
                 scores = perturbed(self._tensor[row : row + 1], [entry])[0]
                 # the kernel rounds its logarithms in another way
@@ -310,8 +310,8 @@ def _single(logits: Tensor, noise: RowNoise, token_ids: Tensor | None) -> Top:
     """The largest entry of each row, by our kernel."""
     from draftree.sampling.choice_kernel import choices
 
-    found = choices(logits, noise, token_ids)
-    return Top([[c.token] for c in found], [[c.score] for c in found], [c.total for c in found])
+    row_choices = choices(logits, noise, token_ids)
+    return Top([[c.token] for c in row_choices], [[c.score] for c in row_choices], [c.total for c in row_choices])
 
 
 def decided(tokens: Sequence[int], logits: Sequence[float], noise: tuple[tuple[int, int], float]) -> int:
