@@ -224,8 +224,8 @@ class ModelBeams(BeamDrafter):
             for search in live:
                 nodes[search] = self._grow(search, nodes[search], widths[search], is_last=level + 1 == levels[search])
         return [
-            [(root.beam, TokenTree(tuple(root.tokens), tuple(root.parents))) for root in own if root.tokens]
-            for own in roots.values()
+            [(root.beam, TokenTree(tuple(root.tokens), tuple(root.parents))) for root in search_roots if root.tokens]
+            for search_roots in roots.values()
         ]
 
     @staticmethod

@@ -39,7 +39,10 @@ def require_source(model: LanguageModel, prompt: DecoderInput, name: str) -> Non
         wanted = model.feature_shape
         shape = prompt.source.features.shape if isinstance(prompt.source, FeatureSource) else None
         if wanted != shape:
-            wanted_kind, kind = ("token ids" if one is None else f"features of shape {one}" for one in (wanted, shape))
+            wanted_kind, kind = (
+                "token ids" if feature_shape is None else f"features of shape {feature_shape}"
+                for feature_shape in (wanted, shape)
+            )
             raise InvalidRequestError(f"{name}: the model reads {wanted_kind}, and the source is {kind}", param=name)
 
 

@@ -186,13 +186,13 @@ def quick_columns(
     top = logits.top([None] * logits.num_rows, min(max(counts), logits.width))
     columns: dict[SequenceSearch, list[Columns] | None] = {}
     first = 0
-    for (search, own), count in zip(beams.items(), counts, strict=True):
-        rows = slice(first, first + len(own))
+    for (search, search_beams), count in zip(beams.items(), counts, strict=True):
+        rows = slice(first, first + len(search_beams))
         first = rows.stop
         tokens = np.array([row[:count] for row in top.tokens[rows]], dtype=np.int64)
         logprobs = np.array([row[:count] for row in top.scores[rows]]) - np.array(top.totals[rows])[:, None]
         logprobs = np.minimum(logprobs, 0.0)  # a score bounds its continuations, rounding included
-        totals = (logprobs + np.array([beam.score for beam in own])[:, None]).ravel()
+        totals = (logprobs + np.array([beam.score for beam in search_beams])[:, None]).ravel()
         places = (tokens + logits.width * np.arange(len(tokens))[:, None]).ravel()
         order = np.lexsort((places, -totals))[: None if search.params.eos_rule == "any" else count]
         has_nan = np.isnan(logprobs).any()
@@ -256,7 +256,7 @@ def candidates_of(
     all_rows = scored_rows(itertools.chain.from_iterable(beams.values()))
     may_be_quick = hooks is None and all(row.logits.device.type == "cpu" for row in all_rows)
     # decided for each search alone: batch mates change no rounding
-    quick = {search: own for search, own in beams.items() if may_be_quick and is_quick(search)}
+    quick = {search: search_beams for search, search_beams in beams.items() if may_be_quick and is_quick(search)}
     rest = {search: groups for search, groups in scored.items() if search not in quick}
     columns = quick_columns(logits, quick) if quick else {}
     if rest:
@@ -270,20 +270,22 @@ def _whole_rows(
     hooks: Hooks | None,
 ) -> dict[SequenceSearch, list[Columns] | None]:
     """Return the candidates from log-probabilities of the whole vocabulary, with one copy from the device."""
-    temperatures = [search.params.temperature for search, own in beams.items() for _ in own]
+    temperatures = [search.params.temperature for search, search_beams in beams.items() for _ in search_beams]
     logprobs = next_logprobs(scored_rows(itertools.chain.from_iterable(beams.values())), temperatures)
     row_is_nan = logprobs.amax(dim=-1).isnan()  # the maximum of a row with NaN is NaN
     sizes = list(map(len, beams.values()))
     parts: list[Tensor] = []
     counts = []
-    for (search, own), rows, is_nan in zip(beams.items(), logprobs.split(sizes), row_is_nan.split(sizes), strict=True):
+    for (search, search_beams), rows, is_nan in zip(
+        beams.items(), logprobs.split(sizes), row_is_nan.split(sizes), strict=True
+    ):
         has_nan = is_nan.any()
         if search.params.models or search.params.lm_model is not None:
-            rows = combined_logprobs(search, rows, own)
+            rows = combined_logprobs(search, rows, search_beams)
             has_nan = has_nan | rows.amax(dim=-1).isnan().any()
         if hooks is not None:
             rows = hooks.process(search, rows)
-        shape(rows, search, own)
+        shape(rows, search, search_beams)
         groups = search.select(rows, scored[search])
         counts.append([len(group.scores) for group in groups])
         parts += [has_nan.double()[None], *(tensor.double() for group in groups for tensor in group)]

@@ -401,7 +401,7 @@ class SequenceSearch:
 
     def result(self) -> BeamResult:
         """Return the best hypotheses; raises UnsatisfiableError if `strict` is set and none contains all phrases."""
-        hypotheses = sorted((found for group in self.groups for found in group.hypotheses), key=ranking)
+        hypotheses = sorted((hypothesis for group in self.groups for hypothesis in group.hypotheses), key=ranking)
         if self.params.strict:
             hypotheses = [hypothesis for hypothesis in hypotheses if hypothesis.constraints_met]
             if not hypotheses:

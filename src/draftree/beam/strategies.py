@@ -202,13 +202,13 @@ def diverse_groups(logprobs: Tensor, scores: Tensor, step: Step) -> list[Candida
                 weight *= 1.0 + discounted_overlap(group, earlier, params.diversity_discount)
             penalty.index_add_(0, tokens, counted * weight)
         if not group:
-            found = Candidates(group_scores, torch.empty_like(group_scores, dtype=torch.int64), group_scores)
+            group_candidates = Candidates(group_scores, torch.empty_like(group_scores, dtype=torch.int64), group_scores)
         else:
-            found = best_of_all(rows - penalty, group_scores, step.count)
-        tokens = found.places % rows.shape[1]
-        goes_on = ~torch.isin(tokens, step.end_ids) & found.scores.isfinite()
+            group_candidates = best_of_all(rows - penalty, group_scores, step.count)
+        tokens = group_candidates.places % rows.shape[1]
+        goes_on = ~torch.isin(tokens, step.end_ids) & group_candidates.scores.isfinite()
         chosen.append((tokens, (goes_on & (goes_on.cumsum(0) <= step.width)).to(rows.dtype)))
-        candidates.append(found)
+        candidates.append(group_candidates)
     return candidates
 
 
@@ -258,8 +258,8 @@ def phrase_candidates(logprobs: Tensor, scores: Tensor, step: Step) -> list[Cand
     ]
     tops = torch.cat([best(values, 1) + row * vocab for row, values in enumerate(logprobs)])
     totals = logprobs + scores[:, None]
-    found = best_of_all(logprobs, scores, step.count)
-    return [at_places(totals, logprobs, torch.cat((found.places, tops, to_device(forced, logprobs.device))))]
+    top_candidates = best_of_all(logprobs, scores, step.count)
+    return [at_places(totals, logprobs, torch.cat((top_candidates.places, tops, to_device(forced, logprobs.device))))]
 
 
 def order_by_banks(candidates: Sequence[Candidate]) -> list[Candidate]:
