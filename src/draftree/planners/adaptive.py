@@ -259,14 +259,14 @@ class Acceptance:
     def odds(self, group: Hashable) -> float:
         return self._odds.get(group, EVEN).factor
 
-    def chance(self, kind: Kind, own: OwnOdds | None = None) -> float:
+    def chance(self, kind: Kind, odds: OwnOdds | None = None) -> float:
         """Return the probability of a kind, in one sequence if its odds are given."""
         hits, tries = self._counts.get((kind.group, kind.number), (0.0, 0.0))
         chance = (hits + kind.weight * shifted(kind.prior, self.odds(kind.group))) / (tries + kind.weight)
-        return shifted(chance, own.get(kind.group, EVEN).factor) if own else chance
+        return shifted(chance, odds.get(kind.group, EVEN).factor) if odds else chance
 
-    def observe(self, kind: Kind, own: OwnOdds, *, hit: bool) -> None:
-        own.setdefault(kind.group, Odds()).observe(self.chance(kind), hit=hit)
+    def observe(self, kind: Kind, odds: OwnOdds, *, hit: bool) -> None:
+        odds.setdefault(kind.group, Odds()).observe(self.chance(kind), hit=hit)
         self._odds.setdefault(kind.group, Odds()).observe(kind.prior, hit=hit)
         hits, tries = self._counts.get((kind.group, kind.number), (0.0, 0.0))
         self._counts[kind.group, kind.number] = (self._keep * hits + hit, self._keep * tries + 1.0)
@@ -285,7 +285,9 @@ def choose_nodes(
         sunk: seconds that the round has taken so far.
     """
     ranked = sorted(
-        (-survival, place, node) for place, own in enumerate(survivals) for node, survival in enumerate(own)
+        (-survival, place, node)
+        for place, tree_survivals in enumerate(survivals)
+        for node, survival in enumerate(tree_survivals)
     )
     tokens = accumulate((-negative for negative, _, _ in ranked), initial=float(num_sequences))
     speeds = [number / (sunk + seconds) for number, seconds in zip(tokens, curve, strict=False)]
@@ -410,13 +412,13 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
             self._num_idle = int((min(due) - self._clock) / self._plain)
         budgets = []
         for place in range(batch):
-            asked = tuple([min(plan.asked[place], self._limit) for plan in self._plans])
+            depths = tuple([min(plan.asked[place], self._limit) for plan in self._plans])
             stops = [plan.min_survival for plan in self._plans if plan.asked[place] and plan.min_survival]
             conditions = tuple([plan.conditions[place] for plan in self._plans])
             budget = Budget(
-                self._limit if any(asked) else 0,
-                max(asked),
-                part_depths=asked if len(asked) > 1 else (),
+                self._limit if any(depths) else 0,
+                max(depths),
+                part_depths=depths if len(depths) > 1 else (),
                 min_survival=min(stops, default=0.0),
                 conditions=conditions if any(conditions) else (),
             )
@@ -456,7 +458,7 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
         batch = len(states)
         depth = self.parts[index].depth
         rates = [self._rates(index, state) for state in states]
-        gains = [list(accumulate(own, mul)) for own in rates]
+        gains = [list(accumulate(level_rates, mul)) for level_rates in rates]
         unread = sum(max(0, state.length - state.num_read[index]) for state in states)
         best_depth = 0
         best_tokens = tokens
@@ -470,7 +472,7 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
         for level in range(depth):
             further = plan.costs.of(level + 1) - plan.costs.of(level)
             spent += min(1.0, reach) * further + self._row_seconds(rows + reach) - self._row_seconds(rows)
-            gain = sum(own[level] for own in gains)
+            gain = sum(level_gains[level] for level_gains in gains)
             total, rows = total + gain, rows + reach
             # a calibrated drafter goes on where its tokens are likely to survive: about as often as they do
             reach = gain if plan.part.is_calibrated else reach
@@ -489,7 +491,7 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
             # half of a draft's cost is common, and each sequence must regain its part of the rest
             least = best_speed * plan.costs.of(best_depth) / (2 * batch) if batch > 1 else 0.0
             cost = (best_seconds - seconds) * best_speed / batch
-            plan.conditions = [self._condition(place, own, cost) for place, own in enumerate(gains)]
+            plan.conditions = [self._condition(place, level_gains, cost) for place, level_gains in enumerate(gains)]
             if plan.part.is_calibrated:
                 further = (plan.costs.of(2) - plan.costs.of(1)) / batch + self._row_seconds(1)
                 plan.min_survival = min(1.0, 1e-3 + best_speed * further / rates[0][min(1, depth - 1)])
@@ -499,7 +501,7 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
         elif self._clock >= plan.trials.next:
             best_depth = 1
             plan.trials.is_on = True
-        plan.asked = [best_depth if sum(own[:best_depth]) >= least else 0 for own in gains]
+        plan.asked = [best_depth if sum(level_gains[:best_depth]) >= least else 0 for level_gains in gains]
         return best_tokens, best_seconds
 
     def _rates(self, index: int, state: SequenceEstimates) -> list[float]:
@@ -534,7 +536,9 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
         """Return the nodes that are worth a row: as many of the highest survival as maximize tokens per second."""
         survivals = [self._survivals_in(state, tree) for state, tree in zip(states, trees, strict=True)]
         kept = choose_nodes(survivals, self._curve, num_sequences=self._num_sequences, sunk=draft_seconds)
-        self._survivals = [[own[node] for node in nodes] for own, nodes in zip(survivals, kept, strict=True)]
+        self._survivals = [
+            [tree_survivals[node] for node in nodes] for tree_survivals, nodes in zip(survivals, kept, strict=True)
+        ]
         return [None if len(nodes) == len(tree) else nodes for nodes, tree in zip(kept, trees, strict=True)]
 
     def _survivals_in(self, state: SequenceEstimates, tree: TokenTree) -> list[float]:

@@ -134,7 +134,7 @@ class Verifier(ABC):
         self, trees: Sequence[TokenTree], distributions: Sequence[NodeDistributions], randoms: Sequence[RandomSource]
     ) -> list[Verdict]:
         """Verify the trees of a round; a rule may process them together."""
-        return [self.verify(*given) for given in zip(trees, distributions, randoms, strict=True)]
+        return [self.verify(*arguments) for arguments in zip(trees, distributions, randoms, strict=True)]
 
 
 def deepest_path(tree: TokenTree, is_kept: Callable[[int], bool]) -> list[int]:
