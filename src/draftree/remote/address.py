@@ -107,35 +107,35 @@ class RemoteAddress:
         return self.url("")
 
 
-def _wait(name: str, given: str | None) -> float:
+def _wait(name: str, option: str | None) -> float:
     """Return the seconds that a device waits."""
-    if given is None:
+    if option is None:
         return WAIT_SECONDS
     try:
-        seconds = float(given)
+        seconds = float(option)
     except ValueError:
         seconds = math.nan
     if not 0 < seconds <= MAX_WAIT:
-        raise ConfigurationError(f"'{name}' has wait={given}: give seconds above 0, at most {MAX_WAIT}")
+        raise ConfigurationError(f"'{name}' has wait={option}: give seconds above 0, at most {MAX_WAIT}")
     return seconds
 
 
 def _split(name: str, options: Mapping[str, str]) -> int:
     """Return the layers of the device; 0 if it sends tokens."""
-    given = options.get("split")
-    if given is None:
+    option = options.get("split")
+    if option is None:
         lonely = next((key for key in SPLIT_OPTIONS if key in options), None)
         if lonely is not None:
             raise ConfigurationError(f"'{name}' has {lonely}={options[lonely]} without split=N: add the layers to run")
         return 0
-    if not (given.isascii() and given.isdigit() and 0 < int(given) <= MAX_SPLIT):
-        raise ConfigurationError(f"'{name}' has split={given}: give the number of layers that the device runs, from 1")
+    if not (option.isascii() and option.isdigit() and 0 < int(option) <= MAX_SPLIT):
+        raise ConfigurationError(f"'{name}' has split={option}: give the number of layers that the device runs, from 1")
     if not options.get("weights"):
         raise ConfigurationError(
-            f"'{name}' has split={given} without weights: name the model whose first {given} layers this device runs, "
-            "such as weights=smollm2-135m-instruct"
+            f"'{name}' has split={option} without weights: name the model whose first {option} layers this device "
+            "runs, such as weights=smollm2-135m-instruct"
         )
-    return int(given)
+    return int(option)
 
 
 class FrameError(DraftreeError):

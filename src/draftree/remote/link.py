@@ -300,10 +300,10 @@ class Link:
 
     def _once(self, message: Mapping[str, Any]) -> dict[str, Any]:
         transport = self._connected()
-        given = dict(message)
+        request = dict(message)
         if self._session is not None and (transport.needs_session or self._must_resume):
-            given["s"] = self._session
-        reply = self._read(transport.exchange(encode(given)))
+            request["s"] = self._session
+        reply = self._read(transport.exchange(encode(request)))
         self._must_resume = False
         for _ in range(MAX_STALE):
             if reply.get("id") == message.get("id") or reply.get("id") is None:

@@ -138,7 +138,7 @@ def decode(frame: bytes, *, max_bytes: int = MAX_FRAME_BYTES, takes_bytes: bool 
     if len(frame) > max_bytes:
         raise FrameError(f"the frame has {len(frame)} bytes: at most {max_bytes} are allowed", code="frame_too_large")
     try:
-        found = msgpack.unpackb(
+        message = msgpack.unpackb(
             frame,
             raw=False,
             strict_map_key=True,
@@ -151,9 +151,9 @@ def decode(frame: bytes, *, max_bytes: int = MAX_FRAME_BYTES, takes_bytes: bool 
     except Exception as error:  # msgpack raises several types, among them RecursionError and UnicodeDecodeError
         reason = (str(error).splitlines() or [""])[0][:100] or type(error).__name__
         raise FrameError(f"the frame is not a msgpack map ({reason})") from error
-    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+    if not isinstance(message, dict) or not all(isinstance(key, str) for key in message):
         raise FrameError("the frame is not one msgpack map with text keys")
-    return found
+    return message
 
 
 def read_request(
@@ -177,9 +177,9 @@ def read_request(
             "version of draftree on both sides",
             code="version_mismatch",
         )
-    found = {name: check(f"{kind}.{name}", message.get(name)) for name, check in fields.items()}
-    found["t"], found["s"] = kind, read_token(f"{kind}.s", message.get("s"))
-    return found
+    request = {name: check(f"{kind}.{name}", message.get(name)) for name, check in fields.items()}
+    request["t"], request["s"] = kind, read_token(f"{kind}.s", message.get("s"))
+    return request
 
 
 def pack_draft(draft: DraftedText) -> list[Any]:
@@ -239,10 +239,10 @@ REQUESTS: dict[str, dict[str, Check]] = {
 
 
 def results_of(reply: Mapping[str, Any]) -> list[Any]:
-    found = reply.get("x")
-    if not isinstance(found, list):
+    results = reply.get("x")
+    if not isinstance(results, list):
         raise RefusedError("the server's reply has no results: it is no verify server", code="bad_reply")
-    return found
+    return results
 
 
 def times_of(reply: Mapping[str, Any]) -> tuple[float, float]:
@@ -272,9 +272,9 @@ def sendable_params(params: SamplingParams) -> dict[str, Any]:
     return sent
 
 
-def read_params(given: Mapping[str, Any], *, seed: int, max_tokens: int) -> SamplingParams:
+def read_params(params: Mapping[str, Any], *, seed: int, max_tokens: int) -> SamplingParams:
     """Return checked parameters of a request; `max_tokens` includes the tokens that are written already."""
-    values = dict(given)
+    values = dict(params)
     if unknown := [name[:60] for name in values if name not in SENT]:
         raise InvalidRequestError(f"parameter {unknown[0]!r} cannot be sent: {suggestion(unknown[0], SENT)}")
     bias = values.get("logit_bias")

@@ -81,17 +81,17 @@ class SplitSlot(Slot):
 
         Nodes that are not there are numbered as if they were appended in order; with `is_new` none is.
         """
-        used, found = set(self.nodes), list(self.nodes)
+        used, local_nodes = set(self.nodes), list(self.nodes)
         missing: list[int] = []
         for place, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
-            above = ROOT if parent == ROOT else found[parent]
+            above = ROOT if parent == ROOT else local_nodes[parent]
             node = self._places.get((above, int(token)))
             if is_new or node is None or node in used:
                 node = len(self._states) + len(missing)
                 missing.append(place)
             used.add(node)
-            found.append(node)
-        return found[len(self.nodes) :], missing
+            local_nodes.append(node)
+        return local_nodes[len(self.nodes) :], missing
 
     def states_of(self, nodes: Sequence[int]) -> Tensor:
         """Return the states of nodes of the local slot, shape (nodes, hidden)."""
@@ -226,12 +226,12 @@ def _run(model: LanguageModel, capture: tuple[int, ...]) -> tuple[Tensor, Tensor
         model.close(slot)
 
 
-def _difference(found: Tensor, wanted: Tensor) -> float:
+def _difference(states: Tensor, wanted: Tensor) -> float:
     """Return the relative difference of states in the row where it is largest, without the largest values."""
-    if found.shape != wanted.shape:
+    if states.shape != wanted.shape:
         return float("inf")
     counts = wanted.abs() <= wanted.abs().quantile(LARGEST, dim=-1, keepdim=True)
-    error, size = ((found - wanted) * counts).norm(dim=-1), (wanted * counts).norm(dim=-1)
+    error, size = ((states - wanted) * counts).norm(dim=-1), (wanted * counts).norm(dim=-1)
     return float((error / size.clamp(min=1e-30)).amax())
 
 

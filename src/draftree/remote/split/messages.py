@@ -66,8 +66,8 @@ def pack_rows(rows: SentRows) -> list[Any]:
     return [rows.text, rows.length, edit, parents, rows.wanted, rows.data]
 
 
-def unpack_rows(name: str, given: Any) -> SentRows:
-    text, length, edit, parents, wanted, data = read_values(name, given, 6)
+def unpack_rows(name: str, value: Any) -> SentRows:
+    text, length, edit, parents, wanted, data = read_values(name, value, 6)
     above = read_run(f"{name}.parents", parents)
     above = tuple(parent - 1 for parent in above)
     if not isinstance(data, bytes):
@@ -134,26 +134,26 @@ class StateFormat:
         if not bool(values.isfinite().all()):
             raise GenerationError("the first layers gave hidden states that are not finite: the server cannot use them")
         if self.kind == "float32":
-            found = values.numpy().astype("<f4", copy=False)
+            packed = values.numpy().astype("<f4", copy=False)
         elif self.kind == "bfloat16":
-            found = values.to(torch.bfloat16).view(torch.int16).numpy().astype("<i2", copy=False)
+            packed = values.to(torch.bfloat16).view(torch.int16).numpy().astype("<i2", copy=False)
         else:
             return self._pack_int8(values.numpy())
-        return np.ascontiguousarray(found).view(np.uint8).reshape(len(found), self.row_bytes)
+        return np.ascontiguousarray(packed).view(np.uint8).reshape(len(packed), self.row_bytes)
 
     def _pack_int8(self, values: np.ndarray) -> np.ndarray:
-        found = np.zeros((len(values), self.row_bytes), dtype=np.uint8)
+        packed = np.zeros((len(values), self.row_bytes), dtype=np.uint8)
         count = min(NUM_LARGEST, self.hidden)
         places = np.argsort(-np.abs(values), axis=1, kind="stable")[:, :count]
         largest, others = np.take_along_axis(values, places, axis=1), values.copy()
         np.put_along_axis(others, places, 0, axis=1)
         scales = (np.abs(others).max(axis=1, keepdims=True) / np.float32(MOST)).astype("<f4")
         divisors = np.where(scales > 0, scales, np.float32(1))
-        found[:, SCALE] = scales.view(np.uint8)
-        found[:, LARGEST][:, : 4 * count] = np.ascontiguousarray(largest.astype("<f4")).view(np.uint8)
-        found[:, PLACES][:, : 2 * count] = np.ascontiguousarray(places.astype("<u2")).view(np.uint8)
-        found[:, HEAD_BYTES:] = np.clip(np.rint(others / divisors), -MOST, MOST).astype(np.int8).view(np.uint8)
-        return found
+        packed[:, SCALE] = scales.view(np.uint8)
+        packed[:, LARGEST][:, : 4 * count] = np.ascontiguousarray(largest.astype("<f4")).view(np.uint8)
+        packed[:, PLACES][:, : 2 * count] = np.ascontiguousarray(places.astype("<u2")).view(np.uint8)
+        packed[:, HEAD_BYTES:] = np.clip(np.rint(others / divisors), -MOST, MOST).astype(np.int8).view(np.uint8)
+        return packed
 
     def _unpack_int8(self, content: np.ndarray) -> np.ndarray:
         count = min(NUM_LARGEST, self.hidden)
@@ -168,9 +168,9 @@ class StateFormat:
         if not np.isfinite(scales).all():
             raise FrameError("the hidden states have values that are not finite", code="bad_states")
         with np.errstate(over="ignore"):
-            found = np.ascontiguousarray(content[:, HEAD_BYTES:]).view(np.int8).astype(np.float32) * scales
-        np.put_along_axis(found, places, part(LARGEST, "<f4", 4).astype(np.float32), axis=1)
-        return found
+            values = np.ascontiguousarray(content[:, HEAD_BYTES:]).view(np.int8).astype(np.float32) * scales
+        np.put_along_axis(values, places, part(LARGEST, "<f4", 4).astype(np.float32), axis=1)
+        return values
 
     def unpack(self, data: bytes, rows: int) -> Tensor:
         """Return the states of rows from the other side, shape (rows, hidden), float32."""
@@ -182,14 +182,14 @@ class StateFormat:
             )
         content = np.frombuffer(data, dtype=np.uint8).reshape(rows, self.row_bytes)
         if self.kind == "float32":
-            found = torch.from_numpy(content.view("<f4").astype(np.float32))
+            states = torch.from_numpy(content.view("<f4").astype(np.float32))
         elif self.kind == "bfloat16":
-            found = torch.from_numpy(content.view("<i2").astype(np.int16)).view(torch.bfloat16).float()
+            states = torch.from_numpy(content.view("<i2").astype(np.int16)).view(torch.bfloat16).float()
         else:
-            found = torch.from_numpy(self._unpack_int8(content))
-        if not bool(found.isfinite().all()):
+            states = torch.from_numpy(self._unpack_int8(content))
+        if not bool(states.isfinite().all()):
             raise FrameError("the hidden states have values that are not finite", code="bad_states")
-        return found
+        return states
 
     def keeps(self, states: Tensor) -> bool:
         """Return whether these states, shape (rows, hidden), are unchanged on the way."""
@@ -209,13 +209,13 @@ DEVICE = frozenset(
 
 def text_free_params(params: SamplingParams) -> dict[str, Any]:
     """Return the parameters that a server needs to pick."""
-    found = {
+    sendable = {
         name: value
         for name, value in sendable_params(params).items()
         if name in SENT or not (name in DEVICE or value == [] or value == getattr(NEUTRAL, name, None))
     }
-    require_sendable(found)
-    return found
+    require_sendable(sendable)
+    return sendable
 
 
 def require_sendable(params: Mapping[str, Any]) -> None:

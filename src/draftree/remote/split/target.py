@@ -49,8 +49,8 @@ from draftree.sampling.logits import PickedRows, TensorLogits
 def requested(turns: Sequence[Turn], results: Sequence[Any]) -> list[Any]:
     """Return the results of nodes with logits; `results` has those of each turn's last nodes."""
     return [
-        own[row + len(own) - len(turn.job.tokens)]
-        for turn, own in zip(turns, results, strict=True)
+        turn_results[row + len(turn_results) - len(turn.job.tokens)]
+        for turn, turn_results in zip(turns, results, strict=True)
         for row in turn.job.rows
     ]
 
@@ -156,12 +156,12 @@ class SplitModel(LanguageModel):
         self._note_pass(turns, self._clock() - start, queue, passed)
         if self.applies_controls:
             picks = [list(itertools.chain(*turn.results)) for turn in turns]
-            if not all(0 <= pick < self.vocab_size for own in picks for pick in own):
+            if not all(0 <= pick < self.vocab_size for turn_picks in picks for pick in turn_picks):
                 raise RefusedError("the server picked a token beyond the vocabulary", code="bad_reply")
             return PassResult.of_jobs(pass_.jobs, PickedRows(requested(turns, picks), self.vocab_size))
         none = torch.empty(0, len(layers), self._exchange.format.hidden)
         states = [torch.cat([none, *turn.results]) for turn in turns]
-        outputs = requested(turns, [own[:, -1] for own in states])
+        outputs = requested(turns, [turn_states[:, -1] for turn_states in states])
         logits = self.local.read_out(torch.stack(outputs)) if outputs else TensorLogits(torch.empty(0, self.vocab_size))
         if not capture:
             return PassResult.of_jobs(pass_.jobs, logits)
