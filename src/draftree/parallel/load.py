@@ -133,8 +133,8 @@ class Stage:
             shape = (*tokens.shape[:2], model.config.get_text_config().hidden_size)
             arguments["inputs_embeds"] = stage.communicate("recv_forward", shape=shape, **place)
         if stage.pp_is_last_stage:
-            own: Tensor = self._whole(**arguments).logits
-            return own
+            logits: Tensor = self._whole(**arguments).logits
+            return logits
         arguments.pop("logits_to_keep", None)
         hidden = getattr(model, model.base_model_prefix)(**arguments).last_hidden_state
         stage.communicate("send_forward", tensor=hidden, **place)
@@ -260,7 +260,7 @@ class ShardedModel(HFModel):
     @property
     def footprint(self) -> Footprint:
         local = (getattr(weight, "to_local", lambda weight=weight: weight)() for weight in self.model.parameters())
-        return replace(super().footprint, weights=sum(one.numel() * one.element_size() for one in local))
+        return replace(super().footprint, weights=sum(tensor.numel() * tensor.element_size() for tensor in local))
 
     def _require_calls(self, probe: ProbePass, num_layers: int) -> None:
         if self._stage is None:
@@ -491,20 +491,20 @@ def _leave() -> NoReturn:
 
 def _checked(share: LoadedShare, leader: Leader, options: ModelOptions, facts: Sequence[dict[str, Any]]) -> LoadedModel:
     """Check the whole model, which all ranks run by now."""
-    own = share.model
-    own.max_length = min(int(each["max_length"]) for each in facts)
+    shard = share.model
+    shard.max_length = min(int(each["max_length"]) for each in facts)
     if "samples" in share.facts:
         samples = {key: bytes.fromhex(text) for each in facts for key, text in each["samples"].items()}
-        own.fingerprint = fingerprint_of(own.kind, samples)
-    model = ParallelModel(own, leader, has_embeddings=options.pp == 1, has_parts=share.is_native)
+        shard.fingerprint = fingerprint_of(shard.kind, samples)
+    model = ParallelModel(shard, leader, has_embeddings=options.pp == 1, has_parts=share.is_native)
     result = check(model, share.reference, tolerance=share.tolerance)
     if not result.chains_ok or (share.is_native and not result.trees_ok):
         error = result.error if share.is_native else result.chain_error
         raise UnsupportedModelError(
-            f"{own.kind} gives other logits when it is divided (error {error:.1e} of their spread): use one process"
+            f"{shard.kind} gives other logits when it is divided (error {error:.1e} of their spread): use one process"
             + (", or kernels 'torch'" if share.is_native else "")
         )
-    model.supports_trees = own.supports_trees = result.trees_ok
+    model.supports_trees = shard.supports_trees = result.trees_ok
     model.self_check = result
     # the order of other sums depends on the number of rows
     has_order = share.is_native or options.tp == 1 or options.strict_sums

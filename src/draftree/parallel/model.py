@@ -50,14 +50,14 @@ class ParallelModel(LanguageModel):
     """
 
     def __init__(
-        self, own: SlottedModel, leader: Leader, *, has_embeddings: bool = True, has_parts: bool = False
+        self, shard: SlottedModel, leader: Leader, *, has_embeddings: bool = True, has_parts: bool = False
     ) -> None:
-        self.own = own
-        self.kind = own.kind
-        self.vocab_size, self.max_length = own.vocab_size, own.max_length
-        self.supports_trees, self.is_exact = own.supports_trees, own.is_exact
-        self.device, self.dtype = own.device, own.dtype
-        self.fingerprint, self.num_layers, self.self_check = own.fingerprint, own.num_layers, own.self_check
+        self.own = shard
+        self.kind = shard.kind
+        self.vocab_size, self.max_length = shard.vocab_size, shard.max_length
+        self.supports_trees, self.is_exact = shard.supports_trees, shard.is_exact
+        self.device, self.dtype = shard.device, shard.dtype
+        self.fingerprint, self.num_layers, self.self_check = shard.fingerprint, shard.num_layers, shard.self_check
         self._leader, self._writer = leader, MessageWriter()
         self._has_embeddings = has_embeddings  # whether rank 0 can return embedding, head, norm and hidden states
         self._has_parts = has_parts  # whether embedding and head of a share are its rows, which the others report
@@ -183,10 +183,10 @@ class ParallelModel(LanguageModel):
         """Send what was written, and compute what the other ranks compute as well; all raise the same of our errors."""
         try:
             self._leader.send(self._writer.take())
-            found = compute()
+            result = compute()
             if self._leader.lifelines.failure is not None:  # a released pass has computed nothing of use
                 self._leader.give_up(None)
-            return found
+            return result
         except DraftreeError:
             raise
         except Exception as error:
