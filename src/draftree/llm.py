@@ -333,7 +333,10 @@ class LLM:
         texts = prompt_list(prompts)
         each = options_for(params, len(texts), **options)
         encode = self._prompts.encode_prompt
-        ids = [encode(text, source_lang=one.source_lang) for text, one in zip(texts, each, strict=True)]
+        ids = [
+            encode(text, source_lang=request_options.source_lang)
+            for text, request_options in zip(texts, each, strict=True)
+        ]
         return self._written(ids, each, on_update=on_update, progress=progress)
 
     def chat(
@@ -360,7 +363,10 @@ class LLM:
         conversations = [messages] if not messages or isinstance(messages[0], Mapping) else messages
         each = options_for(params, len(conversations), **options)
         encode: Any = self._prompts.encode_chat
-        ids = [encode(chat, source_lang=one.source_lang) for chat, one in zip(conversations, each, strict=True)]
+        ids = [
+            encode(chat, source_lang=request_options.source_lang)
+            for chat, request_options in zip(conversations, each, strict=True)
+        ]
         return self._written(ids, each, on_update=on_update, progress=progress)
 
     def _written(self, ids: Sequence[SourceOrTokens], each: Sequence[RequestOptions], **show: Any) -> list[Completion]:
@@ -550,15 +556,15 @@ class LLM:
         each_options = _options(params, len(items), draft)
         audios = [long_speech(work, work.features(item), speech, conditioned=condition_on_previous) for item in items]
         while going := [pair for pair in zip(audios, each_options, strict=True) if not pair[0].is_done]:
-            sources, starts = zip(*(one.window() for one, _ in going), strict=True)
+            sources, starts = zip(*(long_audio.window() for long_audio, _ in going), strict=True)
             each = [
-                replace(one.params(options, start), decoder_prompt=start)
-                for (one, options), start in zip(going, starts, strict=True)
+                replace(long_audio.params(options, start), decoder_prompt=start)
+                for (long_audio, options), start in zip(going, starts, strict=True)
             ]
             done = self._written(sources, each, on_update=on_update, progress=progress)
-            for (one, _), completion in zip(going, done, strict=True):
-                one.take(completion)
-        return [one.transcript() for one in audios]
+            for (long_audio, _), completion in zip(going, done, strict=True):
+                long_audio.take(completion)
+        return [long_audio.transcript() for long_audio in audios]
 
     def segments(self, completion: Completion, *, seconds: float | None = None) -> list[Segment]:
         """Return the parts of a text with timestamps.
@@ -577,7 +583,10 @@ class LLM:
 def _options(params: Params, count: int, draft: str | None) -> list[RequestOptions]:
     """Return the options of each audio: greedy if none name a temperature, and without a limit if there are none."""
     each = options_for(SamplingParams(max_tokens=None) if params is None else params, count, draft=draft)
-    return [replace(one, temperature=0.0) if one.temperature is None else one for one in each]
+    return [
+        replace(request_options, temperature=0.0) if request_options.temperature is None else request_options
+        for request_options in each
+    ]
 
 
 def _each(audio: Any) -> list[Any]:

@@ -111,21 +111,21 @@ class LongSpeech:
         assert start is not None, "the model has tokens of timestamps"
         return source, start
 
-    def params(self, given: Params, start: WholeStart) -> Params:
+    def params(self, params: Params, start: WholeStart) -> Params:
         """Return the sampling parameters of the next window.
 
         Args:
-            given: those of the request. The limit of tokens holds for each window, as far as the context allows. Each
+            params: those of the request. The limit of tokens holds for each window, as far as the context allows. Each
                 window draws with a seed of its own.
         """
-        if given.n != 1:
-            raise InvalidRequestError(f"n={given.n}: long audio has one text; set n to 1", param="n")
+        if params.n != 1:
+            raise InvalidRequestError(f"n={params.n}: long audio has one text; set n to 1", param="n")
         changes: dict[str, int] = {}
-        if given.max_tokens is not None:
-            changes["max_tokens"] = min(given.max_tokens, self._work.target.max_length - len(start.tokens))
-        if given.seed is not None and self._windows:
-            changes["seed"] = (given.seed + len(self._windows)) % 2**63
-        return dataclasses.replace(given, **changes)  # type: ignore[arg-type]
+        if params.max_tokens is not None:
+            changes["max_tokens"] = min(params.max_tokens, self._work.target.max_length - len(start.tokens))
+        if params.seed is not None and self._windows:
+            changes["seed"] = (params.seed + len(self._windows)) % 2**63
+        return dataclasses.replace(params, **changes)  # type: ignore[arg-type]
 
     def take(self, done: Completion) -> None:
         """Add the text of a window, and move to the next one.
@@ -157,7 +157,7 @@ class LongSpeech:
         if self._speech.language is not None:
             language = language_code(self._speech.language)
         return Transcript(
-            text="".join(one.text for one in self._segments),
+            text="".join(segment.text for segment in self._segments),
             token_ids=tuple(self._tokens),
             segments=tuple(self._segments),
             seconds=self.seconds,

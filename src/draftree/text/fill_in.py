@@ -61,14 +61,14 @@ class FillIn:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._ids = {text: token for token, text in tokenizer.added_tokens.items()}
-        found = _format_of(self._ids)
-        if found is None:
+        gap_format = _format_of(self._ids)
+        if gap_format is None:
             raise InvalidRequestError(
                 f"{tokenizer.name} has no tokens for a text after the gap, such as {FORMATS[0].suffix}: "
                 "leave it out, or use a model for fill-in-the-middle",
                 param="suffix",
             )
-        self._format = found
+        self._format = gap_format
 
     @property
     def stop_ids(self) -> list[int]:

@@ -32,7 +32,7 @@ def languages_of(backend: Any) -> dict[str, int]:
 
 
 def _special_tokens(backend: Any) -> dict[int, str]:
-    added = {int(token): str(one.content) for token, one in backend.added_tokens_decoder.items()}
+    added = {int(token): str(added_token.content) for token, added_token in backend.added_tokens_decoder.items()}
     codes: Mapping[str, int] = getattr(backend, "lang_token_to_id", None) or {}
     return {**{int(token): name for name, token in codes.items()}, **added}
 

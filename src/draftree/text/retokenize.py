@@ -190,16 +190,16 @@ CONTEXT_TOKENS = 12  # tokens that are encoded again with new text; more if the 
 
 
 class Rereading:
-    """One text in the tokens of `own`."""
+    """One text in the tokens of `lexicon`."""
 
-    def __init__(self, source: Lexicon, own: Lexicon, specials: Mapping[int, bytes | tuple[int, ...]]) -> None:
+    def __init__(self, source: Lexicon, lexicon: Lexicon, specials: Mapping[int, bytes | tuple[int, ...]]) -> None:
         self._source = source
-        self._own = own
+        self._own = lexicon
         self._specials = specials
         self._run = bytearray()  # the text since the last special token
-        self._run_start = len(own.start)
+        self._run_start = len(lexicon.start)
         self._strips = source.strips_first_space
-        self.tokens = list(own.start)
+        self.tokens = list(lexicon.start)
 
     def push(self, ids: Iterable[int]) -> int:
         """Append tokens of the source. Returns how many of the previous tokens are unchanged."""
