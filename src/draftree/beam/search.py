@@ -153,15 +153,16 @@ class BeamSearch:
         return self.has_room(open_slots + 1, max(map(self.slot_length, (*self._forests, search))))
 
     def _start(self, search: SequenceSearch) -> None:
-        room = {"capacity": self._capacity_of(search), "length": self.slot_length(search)}
+        capacity = self._capacity_of(search)
+        length = self.slot_length(search)
         forests = self._forests[search] = []
         for model in self._models_of(search.params):
             prompt = DecoderInput(search.prompt) if model is search.params.lm_model else search.opening
-            forests.append(Forest(model, prompt, **room))
+            forests.append(Forest(model, prompt, capacity=capacity, length=length))
         search.start([forest.root for forest in forests])
         self._paces[search] = Pace()
         for drafter in self.drafters:
-            drafter.start(search, **room)
+            drafter.start(search, capacity=capacity, length=length)
 
     def _models_of(self, params: BeamSearchParams) -> list[LanguageModel]:
         """Return the model, the others of the ensemble, and the language model of shallow fusion."""

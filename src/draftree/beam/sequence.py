@@ -289,18 +289,18 @@ class SequenceSearch:
         rule = self.params.eos_rule
         width = group.width
         is_last = self.is_last
-        room = len(candidates) if self.params.sampling == "beam" else width
+        most_going = len(candidates) if self.params.sampling == "beam" else width
         division = Division(candidates)
         for place, candidate in enumerate(candidates):
             is_beyond = rule == "walk" or place >= width
-            if rule != "any" and is_beyond and (len(division.going) == room or (is_last and rule == "top_k")):
+            if rule != "any" and is_beyond and (len(division.going) == most_going or (is_last and rule == "top_k")):
                 division.lowest = candidates[place - 1].score
                 break
             may_finish = rule != "top_k" or place < width
             is_end = (ended is not None and ended[place]) or self._is_end(candidate)
             if is_end and may_finish:
                 division.finished.append((candidate, "stop"))
-            elif not is_end and len(division.going) < room and (may_finish or not is_last):
+            elif not is_end and len(division.going) < most_going and (may_finish or not is_last):
                 division.going.append(candidate)
                 if is_last:
                     division.finished.append((candidate, "length"))

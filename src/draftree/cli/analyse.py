@@ -75,7 +75,7 @@ def analyse(
     if model is not None:
         refuse(draft is None, "--draft", "a model needs a drafter: add --draft")
     else:
-        refuse(draft is not None, "MODEL", "a drafter needs a model: name one, or leave --draft out")
+        refuse(draft is not None, "MODEL", "a drafter needs a model: name one, or omit --draft")
         refuse(not trace and not results, "MODEL", "there is nothing to draw: name a model, --trace or --results")
     require_extra("plots", "'draftree analyse' needs", error=ConfigurationError)
     from draftree.lab.figures.drawing import draw_all, material_of, needed_runs, with_traces

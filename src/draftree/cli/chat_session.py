@@ -82,11 +82,11 @@ class Conversation:
         self.answers.clear()
         self.first_sent = 0
 
-    def drop_oldest(self, message: str, count: Callable[[Messages], int], *, limit: int, room: int) -> int:
+    def drop_oldest(self, message: str, count: Callable[[Messages], int], *, limit: int, reserved: int) -> int:
         """Leave the oldest exchanges out of what is sent until a message and its answer fit."""
-        if count(self.messages(message)) + room <= limit:
+        if count(self.messages(message)) + reserved <= limit:
             return 0
-        most = limit - max(room, limit // HEADROOM)
+        most = limit - max(reserved, limit // HEADROOM)
         before = self.first_sent
         while self.first_sent < len(self.answers) and count(self.messages(message)) > most:
             self.first_sent += 1
@@ -435,7 +435,7 @@ class Session:
         def count(messages: Messages) -> int:
             return len(llm.prompts.encode_chat(messages))
 
-        if dropped := conversation.drop_oldest(message, count, limit=limit, room=self._room(limit)):
+        if dropped := conversation.drop_oldest(message, count, limit=limit, reserved=self._reserved(limit)):
             turns = "turn" if dropped == 1 else f"{dropped} turns"
             self.tell(f"the context of {limit} tokens is full: the model no longer sees the oldest {turns}")
         ids = llm.prompts.encode_chat(conversation.messages(message))
@@ -449,7 +449,8 @@ class Session:
             if self._screen is not None and sys.stdout is not None:
                 self._screen.finish()
 
-    def _room(self, limit: int) -> int:
+    def _reserved(self, limit: int) -> int:
+        """Return the tokens of a context that are kept for the answer."""
         most = self.params.max_tokens
         share = limit // ROOM_FOR_ANSWER
         if most is None:

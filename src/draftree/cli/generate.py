@@ -76,7 +76,7 @@ def generate(
     """Generate text. The text goes to standard output, everything else to standard error."""
     leave_to_rank_zero(setup)
     check_output(params, as_json=as_json, stream=stream, colour=colour)
-    no_effect = "with --no-chat control tokens are always encoded as such: leave one of them out"
+    no_effect = "control tokens are always encoded as such with --no-chat: omit one of the two options"
     refuse(chat is False and setup.allow_control_tokens, "--allow-control-tokens", no_effect)
     require_new(record)
     if prompts is not None:

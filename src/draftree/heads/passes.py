@@ -260,8 +260,11 @@ class TorchPasses(HeadPasses):
                 Rows(slot, job.tokens, slot_nodes, job.positions)
                 for slot, slot_nodes, job in zip(slots, nodes, jobs, strict=True)
             ]
-            if self.static.fits(rows):
-                return self._run_static(rows, jobs, joined)
+            result = self.static.run(
+                jobs[0].is_projected, rows, requested=requested_rows(jobs), floats=joined.to(self.device)
+            )
+            if result is not None:
+                return self._copied(jobs, *result[0])
         before = self.project(joined) if jobs[0].is_projected else joined
         starts = [0, *accumulate(len(job.tokens) for job in jobs)]
         order = sorted(range(len(jobs)), key=lambda index: slots[index].index)
@@ -275,31 +278,27 @@ class TorchPasses(HeadPasses):
             ends = dict(zip(order, accumulate(len(job.tokens) for job in ordered), strict=True))
             states = torch.cat([states[ends[i] - len(job.tokens) : ends[i]] for i, job in enumerate(jobs)])
         requested = requested_rows(jobs)
-        columns = self.head.logits(rows_of(states, requested))
-        logits = TensorLogits(columns) if self.tokens is None else SubsetLogits(columns, self.tokens)
-        return RowResult(before, states, requested, logits)
+        return RowResult(before, states, requested, self._logits(self.head.logits(rows_of(states, requested))))
 
-    def _run_static(self, rows: Sequence[Rows], jobs: Sequence[RowJob], joined: Tensor) -> RowResult:
-        assert self.static is not None, "checked by the caller"
+    def _copied(self, jobs: Sequence[RowJob], before: Tensor, states: Tensor, columns: Tensor) -> RowResult:
+        """Return the outputs of a static pass, which the next one overwrites."""
         requested = requested_rows(jobs)
-        outputs, _ = self.static.run(jobs[0].is_projected, rows, requested=requested, floats=joined.to(self.device))
-        before, states, columns = outputs
-        columns = columns[: len(requested)].clone()  # the next pass overwrites the outputs
-        logits = TensorLogits(columns) if self.tokens is None else SubsetLogits(columns, self.tokens)
-        return RowResult(before.clone(), states.clone(), requested, logits)
+        return RowResult(before.clone(), states.clone(), requested, self._logits(columns[: len(requested)].clone()))
+
+    def _logits(self, columns: Tensor) -> Logits:
+        return TensorLogits(columns) if self.tokens is None else SubsetLogits(columns, self.tokens)
 
     def _attend(self, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]]) -> ChainRows | CallRows:
-        scaling = self._scaling
         memory = self.pool.memory
         slot = slots[0]
         if len(slots) == 1 and slot.depths[-1] == slot.num_tentative:
-            return ChainRows(memory, slot.index, slot.length + nodes[0][0], scaling)
+            return ChainRows(memory, slot.index, slot.length + nodes[0][0], self._scaling)
         current = plan_pass(memory, slots, nodes, self.device)
 
         def attend(call: LayerCall, *rows: Tensor) -> Tensor:
             return current.attend(call, *(part.transpose(0, 1).unsqueeze(0) for part in rows))[0]
 
-        return CallRows(attend, scaling)
+        return CallRows(attend, self._scaling)
 
 
 @final

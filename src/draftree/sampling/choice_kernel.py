@@ -12,17 +12,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.tensors import to_device, to_host
-
-try:
-    import triton
-    import triton.language as tl
-
-    jit: Any = triton.jit
-except ImportError:  # torch for CPUs comes without it
-
-    def jit(function: Any) -> Any:
-        return function
-
+from draftree.core.triton_language import jit, tl, triton
 
 BLOCK = 4096  # columns of a program
 

@@ -262,36 +262,34 @@ class TensorLogits(Logits):
         """Picks with one transfer from the device; more only where scores are close."""
         if not noise:
             return Picks([], [])
+        picks, is_sound, is_close = self._best(noise)
+        for row, entry in enumerate(noise):
+            if entry is not None and is_sound[row] and is_close[row]:
+                scores = perturbed(self._tensor[row : row + 1], [entry])[0]
+                tokens = to_host((scores >= scores.amax() - NEAR).nonzero()[:, 0])
+                picks[row] = decided(tokens, to_host(self._tensor[row, tokens]), entry)
+        return Picks(picks, is_sound)
+
+    def _best(self, noise: RowNoise) -> tuple[list[int], list[bool], list[bool]]:
+        """The column of each row's largest score, whether it is a number, and whether another score is near."""
         if any(noise) and _has_kernel(self._tensor):
-            return self._picks_by_kernel(noise)
+            from draftree.sampling.choice_kernel import choices
+
+            best_of_rows = choices(self._tensor, noise, None)
+            return (
+                [choice.token for choice in best_of_rows],
+                [math.isfinite(choice.score) and not math.isnan(choice.total) for choice in best_of_rows],
+                [choice.second >= choice.score - NEAR for choice in best_of_rows],
+            )
         scores = perturbed(self._tensor, noise)
         best = torch.tensor(argmax(scores)) if on_host(scores) else scores.argmax(dim=-1)
         highest = scores.gather(-1, best[:, None])
-        is_sound = highest[:, 0].isfinite()
-        if not any(noise):
-            picks, sound = to_host(torch.stack((best, is_sound.long())))
-            return Picks(picks, [bool(flag) for flag in sound])
-        num_near = (scores >= highest - NEAR).sum(dim=-1)
-        picks, sound, near = to_host(torch.stack((best, is_sound.long(), num_near)))
-        for row, entry in enumerate(noise):
-            if entry is not None and sound[row] and near[row] > 1:
-                tokens = to_host((scores[row] >= highest[row] - NEAR).nonzero()[:, 0])
-                picks[row] = decided(tokens, to_host(self._tensor[row, tokens]), entry)
-        return Picks(picks, [bool(flag) for flag in sound])
-
-    def _picks_by_kernel(self, noise: RowNoise) -> Picks:
-        from draftree.sampling.choice_kernel import choices
-
-        row_choices = choices(self._tensor, noise, None)
-        picks = [choice.token for choice in row_choices]
-        is_sound = [math.isfinite(choice.score) and not math.isnan(choice.total) for choice in row_choices]
-        for row, (entry, choice) in enumerate(zip(noise, row_choices, strict=True)):
-            if entry is not None and is_sound[row] and choice.second >= choice.score - NEAR:
-                scores = perturbed(self._tensor[row : row + 1], [entry])[0]
-                # the kernel rounds its logarithms in another way
-                tokens = to_host((scores >= choice.score - 2 * NEAR).nonzero()[:, 0])
-                picks[row] = decided(tokens, to_host(self._tensor[row, tokens]), entry)
-        return Picks(picks, is_sound)
+        facts = [best, highest[:, 0].isfinite().long()]
+        if any(noise):
+            facts.append((scores >= highest - NEAR).sum(dim=-1))
+        columns, sound, *near = to_host(torch.stack(facts))
+        counts = near[0] if near else [1] * len(columns)
+        return columns, [bool(flag) for flag in sound], [count > 1 for count in counts]
 
     def top(self, noise: RowNoise, count: int, *, overwrites: bool = False) -> Top:
         """The largest entries by torch and numpy."""

@@ -66,7 +66,6 @@ class HFModel(TransformersModel, SlottedModel):
         use_in_decoder(model)
         probe = self._probe(num_layers)
         self.calls = probe.calls
-        self._groups = probe.groups
         # the cache of generate drops keys that a layer without a window of its own would see: texts end before that
         forgotten = [
             window
@@ -82,11 +81,11 @@ class HFModel(TransformersModel, SlottedModel):
             num_scratch=0 if shapes is None else 1,
         )
         super().__init__(type(model).__name__, num_layers=num_layers, pool=pool)
-        self.static = None if shapes is None else self._static_passes(shapes)
+        self.static = None if shapes is None else self._static_passes(shapes, group=max(probe.groups))
         if shapes is not None and runs_triton(self.device):
             self._layers.compile(lambda: self._run_probe(ProbePass()))
 
-    def _static_passes(self, shapes: Shapes) -> StaticPasses:
+    def _static_passes(self, shapes: Shapes, *, group: int) -> StaticPasses:
         windows = [call.window for call in self.calls.values() if call.window is not None]
         return StaticPasses(
             self._static_forward,
@@ -95,7 +94,7 @@ class HFModel(TransformersModel, SlottedModel):
             shapes=shapes,
             min_rows=min(self.row_buckets, default=1),
             row_bytes=self.vocab_size * self.dtype.itemsize,
-            group=max(self._groups),
+            group=group,
             window=min(windows, default=None),
         )
 
@@ -111,10 +110,8 @@ class HFModel(TransformersModel, SlottedModel):
 
     @property
     def num_warm_ups(self) -> int:
-        """Number of slower first passes: on a GPU they load and choose kernels; captured shapes need more."""
-        if self.static is not None:
-            return self.static.num_warm_ups
-        return 1 if self.device.type == "cuda" else 0
+        """Number of slower first passes: on a GPU they load and choose kernels; a shape is captured when first used."""
+        return 1 if self.static is not None or self.device.type == "cuda" else 0
 
     @property
     def footprint(self) -> Footprint:
@@ -225,9 +222,10 @@ class HFModel(TransformersModel, SlottedModel):
         if self.static is None or not replace(layer_range, capture=()).is_whole(self.num_layers):
             return self._run(jobs, nodes, layer_range)
         rows = [Rows(kv_slot(job.slot), job.tokens, slot_nodes) for job, slot_nodes in zip(jobs, nodes, strict=True)]
-        if not self.static.fits(rows):
+        result = self.static.run(layer_range.capture, rows, requested=requested_rows(jobs))
+        if result is None:
             return self._run(jobs, nodes, layer_range)
-        outputs, requested = self.static.run(layer_range.capture, rows, requested=requested_rows(jobs))
+        outputs, requested = result
         logits = outputs[0]
         if len(logits):  # the head is in this process
             logits = logits.index_select(0, requested)

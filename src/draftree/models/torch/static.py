@@ -188,8 +188,8 @@ class StaticAttention:
         mask = self._mask(call.window, query.dtype)
         # weight 0 times NaN is NaN: keys and values of dropped nodes may be anything
         hidden = mask[:, 0, 0, :, None].isinf()[:, None]
-        own_keys, own_values = (part[inputs.slots].masked_fill(hidden, 0) for part in (keys, values))
-        return attend(query.unsqueeze(2), own_keys, own_values, call=call, mask=mask).squeeze(2)
+        row_keys, row_values = (part[inputs.slots].masked_fill(hidden, 0) for part in (keys, values))
+        return attend(query.unsqueeze(2), row_keys, row_values, call=call, mask=mask).squeeze(2)
 
     def _mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
         """Return the additive mask of shape (rows, 1, 1, length), built once per pass and window."""
@@ -364,7 +364,7 @@ class StaticPasses:
         self._window = window
         self._has_kernel = runs_triton(device)
         self._per_tile = 1
-        if runs_triton(device):
+        if self._has_kernel:
             from draftree.models.torch.tree_attention import rows_per_tile, tile_config
 
             self._per_tile = rows_per_tile(group, tile_config(memory.dtype, memory.largest_dim))
@@ -386,37 +386,37 @@ class StaticPasses:
         return 0 if self.why_eager is not None else rounded(self.shapes.max_rows) * self._row_bytes
 
     @property
-    def num_warm_ups(self) -> int:
-        """Number of slower first passes of a shape."""
-        return 1
-
-    @property
     def buckets(self) -> tuple[Bucket, ...]:
         """Known shapes, in the order of their first use."""
         return tuple(self._prepared)
 
-    def fits(self, jobs: Sequence[Rows]) -> bool:
-        """Return whether a pass over these rows can be static."""
+    def _bucket(self, kind: Hashable, jobs: Sequence[Rows]) -> Bucket | None:
+        """Return the shape of a pass; None if it must be dynamic."""
         count = sum(len(job.nodes) for job in jobs)
-        if count > self.shapes.max_rows or rounded(count) * self._memory.length > (
-            MAX_CELLS if self._has_kernel else MAX_COPIED
-        ):
-            return False
-        if max(job.slot.num_tentative for job in jobs) > self.shapes.max_nodes:
-            return False
-        # within a tree, windows hide nothing
-        return self._window is None or max(max(job.slot.depths, default=0) for job in jobs) <= self._window
+        tentative = max(job.slot.num_tentative for job in jobs)
+        rows = rounded(max(count, self._min_rows))
+        most_cells = MAX_CELLS if self._has_kernel else MAX_COPIED
+        if count > self.shapes.max_rows or tentative > self.shapes.max_nodes or rows * self._memory.length > most_cells:
+            return None
+        deepest = max(max(job.slot.depths, default=0) for job in jobs)
+        if self._window is not None and deepest > self._window:  # the kernel hides nothing within a tree
+            return None
+        return Bucket(rows, rounded(-(-tentative // WORD_BITS)), kind)
 
     def run(
         self, kind: Hashable, jobs: Sequence[Rows], *, requested: Sequence[int], floats: Tensor | None = None
-    ) -> tuple[Outputs, Tensor]:
-        """Run one pass; returns outputs, each of shape (rows, …), valid until the next pass, and requested rows."""
+    ) -> tuple[Outputs, Tensor] | None:
+        """Run one pass; None if it must be dynamic.
+
+        Returns outputs, each of shape (rows, …) and valid until the next pass, and the requested rows on the device.
+        """
+        bucket = self._bucket(kind, jobs)
+        if bucket is None:
+            return None
         if self._version != self._memory.version:
             self.drop()  # graphs contain addresses of freed memory
             self._version = self._memory.version
         count = sum(len(job.nodes) for job in jobs)
-        tentative = max(job.slot.num_tentative for job in jobs)
-        bucket = Bucket(rounded(max(count, self._min_rows)), rounded(-(-tentative // WORD_BITS)), kind)
         prepared = self._prepared.get(bucket)
         if prepared is None:
             prepared = self._prepared[bucket] = self._prepare(bucket, floats)

@@ -8,28 +8,18 @@ Results are batch-invariant: a row has the same bits in every batch, next to any
 of any length. One tile configuration serves all row counts, the keys are cut into splits of a fixed size, and the
 partial results of the splits are combined in a fixed order.
 
-Import this module only for tensors on a GPU: the import of Triton takes time.
+Import this module only for tensors on a GPU.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-try:
-    import triton
-    import triton.language as tl
-
-    jit: Any = triton.jit
-except ImportError:  # torch for CPUs comes without it
-
-    def jit(function: Any = None, **options: Any) -> Any:
-        return function or jit
-
+from draftree.core.triton_language import jit, tl, triton
 
 NUM_PROGRAMS = 2048  # approximate number of programs; bounds the idle ones of long pools and of padding tiles
 CHUNK = 16  # number of partial results that are combined at once
