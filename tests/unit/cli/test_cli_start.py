@@ -14,7 +14,7 @@ from cli_samples import save_tiny_model
 from draftree.cli.render import progress_bars, waiting
 from draftree.weights.cache import steps
 from head_samples import saved_head
-from terminals import CTRL_C, plain, terminal
+from terminals import CTRL_C, PATIENCE_SECONDS, PROGRAM, plain, terminal
 
 HEAVY = {"transformers", "huggingface_hub", "accelerate", "scipy", "pandas", "matplotlib", "sympy", "sklearn"} | {
     "pydantic"
@@ -152,11 +152,29 @@ def test_nothing_is_shown_through_a_pipe(monkeypatch: pytest.MonkeyPatch) -> Non
     assert stream.text == ""
 
 
+LINGERING = """
+import time
+from draftree.weights.cache import steps
+
+def linger(record):
+    if {moment!r} in record.getMessage():
+        steps.removeFilter(linger)
+        steps.handle(record)
+        time.sleep({seconds})
+    return True
+
+steps.addFilter(linger)
+"""
+"""A step of a tiny model's start may end before the key arrives: this one lasts."""
+
+
 @pytest.mark.parametrize("moment", ["importing torch", "reading weights through transformers", "comparing logits"])
 def test_ctrl_c_during_a_first_start_ends_cleanly_and_the_next_start_works(tmp_path: Path, moment: str) -> None:
     folder = save_tiny_model(tmp_path / "tiny", chat=False)
     command = ["generate", str(folder), "ab", "--max-tokens", "4", "--draft", "none"]
-    with terminal(command, is_forked=moment != "importing torch") as shown:
+    is_forked = moment != "importing torch"
+    program = LINGERING.format(moment=moment, seconds=PATIENCE_SECONDS) + PROGRAM if is_forked else PROGRAM
+    with terminal(command, is_forked=is_forked, program=program) as shown:
         shown.wait_for(moment)
         shown.type(CTRL_C)
         assert shown.end() == 130
