@@ -210,6 +210,8 @@ def memory_lines(diagnosis: Diagnosis, memory: SlotEstimate) -> Lines:
     target, length = diagnosis.model.footprint, diagnosis.length
     yield "weights", f"{size(target.weights)}, loaded"
     yield "keys, values", f"{size(target.token)} per token, {size(target.token * length)} for {length:,}"
+    if target.state:
+        yield "states", f"{size(target.state)} per slot, {size(target.node)} per drafted token"
     nodes = 0 if diagnosis.draft is None else diagnosis.draft.nodes
     yield "logits", f"{size(target.logits)} per row, {1 + nodes} rows per round and slot"
     yield "a slot", f"{size(memory.slot_bytes)} for {length:,} tokens, including its drafters"

@@ -47,12 +47,13 @@ class SlotBudget:
     graph_bytes: int  # what captured graphs keep at most
     sequence_bytes: int  # what sequences may take
     token_bytes: int  # keys and values of one token, the drafter's included
-    round_bytes: int  # logits and activations of one round of one sequence
+    round_bytes: int  # logits, activations and states of tentative nodes of one round of one sequence
     tree_size: int  # tentative tokens that have to fit beside the text
+    state_bytes: int = 0  # recurrent states of one sequence, the drafter's included
 
     def slot_bytes(self, length: int) -> int:
         """Bytes of one sequence of `length` tokens, prompt and text."""
-        return (length + self.tree_size) * self.token_bytes + self.round_bytes
+        return (length + self.tree_size) * self.token_bytes + self.state_bytes + self.round_bytes
 
     def num_slots(self, length: int) -> int:
         """How many sequences of `length` tokens fit; 0 if not even one does."""
@@ -63,7 +64,8 @@ class SlotBudget:
         """Tokens that one sequence can have; None if tokens take no memory."""
         if not self.token_bytes:
             return None
-        return max(0, (self.sequence_bytes - self.round_bytes) // self.token_bytes - self.tree_size)
+        left = self.sequence_bytes - self.state_bytes - self.round_bytes
+        return max(0, left // self.token_bytes - self.tree_size)
 
 
 def slot_budget(parts: EngineParts, sequence_bytes: int | None = None) -> SlotBudget:
@@ -83,7 +85,11 @@ def slot_budget(parts: EngineParts, sequence_bytes: int | None = None) -> SlotBu
         graph_bytes=graphs,
         sequence_bytes=share if sequence_bytes is None else sequence_bytes,
         token_bytes=target.token + draft.token,
-        round_bytes=(1 + nodes) * (LOGIT_COPIES * target.logits + target.row) + LOGIT_COPIES * draft.logits + draft.row,
+        state_bytes=target.state + draft.state,
+        round_bytes=(1 + nodes) * (LOGIT_COPIES * target.logits + target.row + target.node)
+        + LOGIT_COPIES * draft.logits
+        + draft.row
+        + nodes * draft.node,
         tree_size=max(DRAFT_ROOM, nodes),
     )
     if sequence_bytes is not None and not budget.num_slots(length := min(SHORT_TEXT, parts.target.max_length)):
@@ -215,6 +221,7 @@ class SlotAllocator:
     def _beginning(
         self, sequence: WritingSequence, prompt: np.ndarray, earlier: Sequence[WritingSequence]
     ) -> PrefixMatch:
+        target = self._parts.target
         kept, length = self.prefixes.find(prompt, sequence.source)
         match = PrefixMatch() if kept is None else PrefixMatch(kept.slot, length, kept.draft_state, kept)
         later = 0
@@ -222,8 +229,9 @@ class SlotAllocator:
             if other.slot is None or other.opens is not None or other.source != sequence.source:
                 continue
             alike = common_length(other.history.tokens, prompt)
-            if min(alike, other.slot.length) > match.length:
-                match = PrefixMatch(other.slot, min(alike, other.slot.length), other.draft_state)
+            length = target.cut_length(other.slot, min(alike, other.slot.length))
+            if length > match.length:
+                match = PrefixMatch(other.slot, length, other.draft_state)
             later = max(later, alike)
         return replace(match, later=later)
 

@@ -143,19 +143,20 @@ class PrefixCache:
         kept_state = self._drafts.detach(draft_state, slot.length)
         new = CachedPrefix(slot, tokens[: slot.length].copy(), kept_state, source)
         for old in list(self.kept):
-            if old.source == source and common_length(old.tokens, new.tokens) == len(old.tokens):
+            if old.source == source and self._shared(new, old.tokens) == len(old.tokens):
                 self._close(old)  # all that it holds the new one holds as well
         self.kept.append(new)
         self.evict(len(self.kept) - self.limit)
 
     def find(self, prompt: np.ndarray, source: Source | None = None) -> tuple[CachedPrefix | None, int]:
         """The kept slot with this source and the longest common beginning, the latest of equals, and how long it is."""
-        lengths = {
-            index: common_length(kept.tokens, prompt) for index, kept in enumerate(self.kept) if kept.source == source
-        }
+        lengths = {index: self._shared(kept, prompt) for index, kept in enumerate(self.kept) if kept.source == source}
         index = max(reversed(lengths), key=lengths.__getitem__, default=0)
         length = lengths.get(index, 0)
         return (self.kept[index] if length else None), length
+
+    def _shared(self, kept: CachedPrefix, tokens: np.ndarray) -> int:
+        return self._target.cut_length(kept.slot, common_length(kept.tokens, tokens))
 
     def use(self, kept: CachedPrefix) -> None:
         """Note that a slot was of use just now."""

@@ -454,7 +454,8 @@ def _chunk_job(chunk: Chunk) -> Extend:
     tokens = sequence.history.since(slot.length)[: chunk.num_tokens]
     # a sequence that lost its slot reads tokens again whose rows are scored already
     first = max(0, len(sequence.prompt_logprobs) - 1 - slot.length) if sequence.scores_prompt else len(tokens)
-    return Extend(slot, tokens, range(-1, len(tokens) - 1), logits_at=range(first, len(tokens)))
+    count = len(tokens)
+    return Extend(slot, tokens, range(-1, count - 1), logits_at=range(first, count), settled=count)
 
 
 def _score_prompts(chunks: Sequence[Chunk], result: PassResult, *, first: int) -> None:
@@ -491,7 +492,8 @@ def _job(turn: SequenceRound) -> Extend:
     tree, root = turn.tree, len(turn.pending) - 1
     parents = [*range(-1, root), *(root + 1 + parent for parent in tree.parents)]
     tokens = [*turn.pending, *tree.tokens]
-    return Extend(slot_of(turn.sequence), tokens, parents, logits_at=range(root, len(tokens)))
+    settled = len(turn.pending)
+    return Extend(slot_of(turn.sequence), tokens, parents, logits_at=range(root, len(tokens)), settled=settled)
 
 
 def _rows(turn: SequenceRound) -> DistributionRows:

@@ -90,12 +90,15 @@ class Extend:
         parents: for each token the tentative node it follows, or -1 for the end of the prefix; nodes are counted over
             the slot's whole tentative tree, earlier passes included.
         logits_at: indices of the tokens whose logits are requested, ascending; None for all.
+        settled: number of first tokens that belong to the text whatever is accepted: a chain after the prefix of a
+            slot without a tree, at the start of the path of its next commit. A recurrent state moves on over them.
     """
 
     slot: Slot
     tokens: Sequence[int]
     parents: Sequence[int]
     logits_at: Sequence[int] | None = None
+    settled: int = 0
 
     @property
     def num_logits(self) -> int:
@@ -217,7 +220,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Edit: keep only the first `length` tokens of a prefix; tentative and partial nodes are dropped."""
+    """Edit: keep only the first `length` tokens of a prefix, a `cut_length` of it, and no tentative or partial node."""
 
     slot: Slot
     length: int
@@ -225,7 +228,7 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Edit: open a slot with the first `length` tokens of another slot's prefix and an empty tree."""
+    """Edit: open a slot with the first `length` tokens of another's prefix, a `cut_length` of it, and an empty tree."""
 
     slot: Slot
     length: int
@@ -509,6 +512,13 @@ class LanguageModel(ABC):
     def open_probe(self) -> Slot:
         """Return an empty slot for checks and measurements."""
         return self.open()
+
+    def cut_length(self, slot: Slot, length: int) -> int:
+        """Return the largest length, at most `length`, at which `Truncate` and `Fork` can cut a slot's prefix.
+
+        Keys and values can be cut anywhere; a recurrent state only where it was kept, and at the end.
+        """
+        return length
 
     @abstractmethod
     def run(self, pass_: Pass) -> PassResult:

@@ -24,6 +24,8 @@ class Footprint:
     logits: int  # logits of one row
     row: int  # activations between the layers, for one row of the widest pass so far
     graphs: int = 0  # upper bound for all captured graphs
+    state: int = 0  # recurrent states of one slot, whatever its length; those kept at chunk borders included
+    node: int = 0  # recurrent states of one tentative node
 
 
 NOTHING = Footprint(weights=0, token=0, logits=0, row=0)  # footprint of no model

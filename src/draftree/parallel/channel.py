@@ -183,7 +183,7 @@ def leave(status: int) -> None:
 # their ids, which are the same in all processes.
 
 MAGIC = 0x647261667472
-VERSION = 2
+VERSION = 3
 HEADER = struct.Struct("<4q")  # `MAGIC`, `VERSION`, number of the message, and bytes after the header
 MAX_BYTES = 1 << 29  # upper bound of a message's length; a larger one is malformed
 EDITS: dict[str, type[Edit]] = {"commit": Commit, "truncate": Truncate, "fork": Fork, "close": Close}
@@ -226,6 +226,7 @@ class MessageWriter:
                 _numbers(job.tokens),
                 _numbers(job.parents),
                 None if job.logits_at is None else _numbers(job.logits_at),
+                job.settled,
             )
             for job in pass_.jobs
         ]
@@ -277,7 +278,7 @@ def _operation(operation: Any, slots: Mapping[int, Slot]) -> Operation:
                 return tuple(operation)
             case ["run", int(num_open), jobs, [end, attention, mlp], capture]:
                 part = LayerSubset(end, frozenset(attention), frozenset(mlp))
-                extends = [Extend(slots[slot], tokens, parents, at) for slot, tokens, parents, at in jobs]
+                extends = [Extend(slots[slot], *rest) for slot, *rest in jobs]
                 return "run", Pass(extends, part, tuple(capture)), num_open
             case [str(name), int(number), *rest] if name in EDITS:
                 return EDITS[name](slots[number], *rest)

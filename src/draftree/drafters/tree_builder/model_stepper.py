@@ -290,7 +290,7 @@ class ModelStepper(Stepper[SteppedSequence]):
         read = [self._reader.read(row) for row in tokens]
         for state, row in zip(states, read, strict=True):
             state.fed_tokens.extend(row)
-        jobs = [Extend(s.slot, *nodes) for s, *nodes in zip(states, read, parents, strict=True)]
+        jobs = [Extend(s.slot, row, above) for s, row, above in zip(states, read, parents, strict=True)]
         return self._reader.answer(self.model.run(Pass(jobs)).logits)
 
     def catch_up(self, states: Sequence[SteppedSequence], ahead: Sequence[int]) -> Logits:

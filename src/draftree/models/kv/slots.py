@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -252,8 +253,47 @@ class Leftovers(Enum):
     MASKED = auto()  # passes read them with weight zero: a reused slot must contain finite values only
 
 
+class SlotStates(ABC):
+    """Recurrent states of the slots of one model, beside keys and values. Mutated by the slots' pool only.
+
+    A slot has a state at the end of its prefix, at some earlier lengths, and for each tentative node one that follows
+    from its parent's.
+    """
+
+    @abstractmethod
+    def reserve(self, num_slots: int) -> None:
+        """Make room for `num_slots` slots; those of open slots are kept."""
+
+    @abstractmethod
+    def open(self, slot: KVSlot) -> None:
+        """Start a slot with the state of no token."""
+
+    @abstractmethod
+    def close(self, slot: KVSlot) -> None:
+        """Drop the states of a slot."""
+
+    @abstractmethod
+    def fork(self, source: KVSlot, target: KVSlot, length: int) -> None:
+        """Give an open slot the state after the first `length` tokens of another, a cut length of it."""
+
+    @abstractmethod
+    def commit(self, slot: KVSlot, path: Sequence[int], keep: Sequence[int]) -> None:
+        """Move on to the end of a path, and renumber the nodes to keep. The slot counts both afterwards."""
+
+    @abstractmethod
+    def truncate(self, slot: KVSlot, length: int) -> None:
+        """Go back to the state after `length` tokens, a cut length; drop all nodes."""
+
+    @abstractmethod
+    def cut_length(self, slot: KVSlot, length: int) -> int:
+        """Return the largest length, at most `length`, whose state is kept."""
+
+
 class SlotPool:
-    """Slots of one model in shared memory. Mutated by its model only."""
+    """Slots of one model in shared memory. Mutated by its model only.
+
+    `states`: of recurrent layers; None if keys and values are all.
+    """
 
     def __init__(
         self,
@@ -263,8 +303,10 @@ class SlotPool:
         device: torch.device,
         leftovers: Leftovers,
         num_scratch: int = 0,
+        states: SlotStates | None = None,
     ) -> None:
         self.memory = KVMemory(dict(shapes), dtype=dtype, device=device, num_scratch=num_scratch)
+        self.states = states
         self._leftovers = leftovers
         self._free: list[int] = []
         self._open: dict[int, KVSlot] = {}
@@ -302,6 +344,8 @@ class SlotPool:
             for index, slot in self._open.items()
         }
         memory.reserve(num_slots, length, used=used)
+        if self.states is not None:
+            self.states.reserve(num_slots)
         self._free = [index for index in range(num_slots) if index not in self._open]
 
     def open(self) -> KVSlot:
@@ -310,11 +354,15 @@ class SlotPool:
             self.reserve(max(1, 2 * self.memory.num_slots), max(64, self.memory.length))
         slot = KVSlot(self._free.pop(0))
         self._open[slot.index] = slot
+        if self.states is not None:
+            self.states.open(slot)
         return slot
 
     def close(self, slot: KVSlot) -> None:
         if self._leftovers is Leftovers.MASKED:
             self.memory.scrub(slot.index)
+        if self.states is not None:
+            self.states.close(slot)
         bisect.insort(self._free, slot.index)
         del self._open[slot.index]
         slot.index = CLOSED
@@ -323,6 +371,8 @@ class SlotPool:
         assert 0 <= length <= slot.length, "a prefix is cut, not lengthened"
         target = self.open()
         self.memory.copy(slot.index, target.index, length)
+        if self.states is not None:
+            self.states.fork(slot, target, length)
         target.length = length
         target.offset = slot.offset
         return target
@@ -356,14 +406,23 @@ class SlotPool:
             require_subtree(slot.parents, edit)
         self._settle(slots, [(*edit.path, *edit.keep) if edit.keep else edit.path for edit in edits])
         for slot, edit in zip(slots, edits, strict=True):
+            if self.states is not None:
+                self.states.commit(slot, edit.path, edit.keep)
             slot.commit(edit.path, edit.keep)
 
     def truncate(self, slot: KVSlot, length: int) -> None:
+        assert self.cut_length(slot, length) == length, "a prefix is cut where its state is kept"
         self._settle([slot], [()])
+        if self.states is not None:
+            self.states.truncate(slot, length)
         slot.truncate(length)
+
+    def cut_length(self, slot: KVSlot, length: int) -> int:
+        return length if self.states is None else self.states.cut_length(slot, length)
 
     def drop_first(self, slot: KVSlot, count: int) -> None:
         """Drop the first `count` tokens of a prefix without a tree; positions stay in the rotated keys."""
+        assert self.states is None, "a recurrent state has no beginning to drop"
         assert not slot.num_tentative, "a slot with a tree is not cut at its beginning"
         assert count <= slot.length, "a prefix is cut, not lengthened"
         self.memory.gather(slot.index, start=0, offsets=range(count, slot.length))

@@ -64,6 +64,9 @@ class SlottedModel(LanguageModel):
         """Return an empty slot: the free one with the lowest index, so that open slots stay neighbours."""
         return self._pool.open()
 
+    def cut_length(self, slot: Slot, length: int) -> int:
+        return self._pool.cut_length(kv_slot(slot), length)
+
     @property
     def num_open(self) -> int:
         return self._pool.num_open
