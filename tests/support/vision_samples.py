@@ -119,10 +119,31 @@ VISION: dict[str, dict[str, Any]] = {
 """Families whose prompts may hold images."""
 
 
+WIDE: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "head_dim": 16,
+    "rope_parameters": MROPE | {"mrope_section": [2, 2, 4]},
+}
+"""Sizes of a text decoder that native kernels run."""
+
+
+def _wide(name: str) -> dict[str, Any]:
+    config = VISION[name]
+    changes = {key: value for key, value in WIDE.items() if key in config["text_config"]}
+    vision = {"out_hidden_size": 64} if "out_hidden_size" in config["vision_config"] else {}
+    if name == "qwen2_vl":
+        vision = {"hidden_size": 64}
+    return config | {
+        "text_config": config["text_config"] | changes,
+        "vision_config": config["vision_config"] | vision,
+    }
+
+
 @functools.cache
-def vision_model(name: str) -> Any:
-    """A tiny model of the family as its user has loaded it."""
-    config = AutoConfig.for_model(name, **VISION[name])
+def vision_model(name: str, *, is_wide: bool = False) -> Any:
+    """A tiny model of the family as its user has loaded it; a wide one has a text decoder for native kernels."""
+    config = AutoConfig.for_model(name, **(_wide(name) if is_wide else VISION[name]))
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     _fill(model)
     return model.eval()

@@ -148,13 +148,15 @@ class _LocalLoad:
 
     def _read(self, placement: Mapping[str, Any] | None = None) -> Any:
         if self._model is None:
+            from draftree.loading.image_text import image_text_reader  # later starts do not need it
+
             steps.info("%s: reading weights through transformers", self._name)
             self._model = read_model(
                 self._folder,
                 self._dtype,
                 self._device,
                 trust_remote_code=self._options.trust_remote_code,
-                reader=reader_class(self._folder) if self._has_encoder else None,
+                reader=reader_class(self._folder) if self._has_encoder else image_text_reader(self._folder),
                 placement=placement,
             )
         return self._model

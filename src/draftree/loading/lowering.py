@@ -11,6 +11,7 @@ from typing import Any
 
 from draftree.core.errors import OUT_OF_MEMORY, ModelLoadError, is_out_of_memory
 from draftree.core.host import return_free_memory
+from draftree.loading.image_text import text_part
 from draftree.loading.loaded import LoadedModel
 from draftree.loading.native_start import PackedStart
 from draftree.loading.references import checked_packed, in_float32, packed_source_reference, require_ok, require_packed
@@ -57,16 +58,17 @@ def lower_model(
     quantization: str | None = None,
     start: PackedStart | None = None,
 ) -> LoadedModel:
-    """Convert a transformers model to native kernels and check it.
+    """Convert a transformers model, or the text decoder of an image-text model, to native kernels and check it.
 
     The model is intact after NativeUnavailableError; otherwise its weights were released. NativeMismatchError: its
     logits differ. `start` keeps what later starts need.
     """
-    model.eval().requires_grad_(False)
+    whole = model.eval().requires_grad_(False)
     implementation = model.config._attn_implementation
     eos_ids, model_name = eos_ids_in(model), name or type(model).__name__
     try:
         with _conversion(model_name):
+            model = text_part(whole)
             # a reference with as much rounding error as the tolerance would reject more accurate logits
             with in_float32(model):
                 reference = reference_logits(model)
@@ -80,7 +82,7 @@ def lower_model(
                 places = None if start.streams else places_in_files(model, blueprint.names, start.key.folder)
                 ours = start.build(blueprint, ModelWeights(model))
     except NativeUnavailableError:
-        model.set_attn_implementation(implementation)
+        whole.set_attn_implementation(implementation)
         raise
     steps.info("%s: comparing logits with those of transformers", model_name)
     tolerance, compares = QUANTIZED_TOLERANCE.get(quantization or ""), start is None or not start.streams

@@ -51,6 +51,7 @@ class FilePages:
         return madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_DONTNEED) == 0
 
 
+TEXT_DECODER = "language_model"  # part of the names of its weights in the files of an image-text model
 ROWS = 1024  # number of rows of a weight per comparison task
 
 
@@ -157,7 +158,7 @@ def places_in_files(model: Any, names: Iterable[str], folder: Path) -> dict[str,
     """
     parameters = dict(model.named_parameters())
     stored_weights = _candidates(folder)
-    places = {name: stored_weights[name] for name in names if name in stored_weights}
+    places = {name: place for name in names if (place := _place_of(name, stored_weights)) is not None}
     if len(places) < len(set(names)) or any(places[name].shape != tuple(parameters[name].shape) for name in places):
         return None
     try:
@@ -174,6 +175,15 @@ def places_in_files(model: Any, names: Iterable[str], folder: Path) -> dict[str,
     finally:
         stored.close()
     return places
+
+
+def _place_of(name: str, stored_weights: Mapping[str, StoredWeight]) -> StoredWeight | None:
+    """Return the place of a weight; a text decoder may have a longer name in the files of an image-text model."""
+    if name in stored_weights:
+        return stored_weights[name]
+    end = "." + name.removeprefix("model.")
+    longer = [key for key in stored_weights if key.endswith(end) and TEXT_DECODER in key.split(".")]
+    return stored_weights[longer[0]] if len(longer) == 1 else None
 
 
 def _candidates(folder: Path) -> dict[str, StoredWeight]:
