@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from draftree.core.errors import DraftreeError, ModelLoadError, UnsupportedModelError, panics_as_errors, suggestion
 from draftree.weights.cache import Progress
 from draftree.weights.folders import check_sizes, parameter_shapes, save_configuration
+from draftree.weights.gguf_families import ATTENTION_FAMILIES, JOINED, Array, Settings, Shape, num_layers_of
 from draftree.weights.gguf_file import Dtype, GgufFile
+from draftree.weights.gguf_hybrids import HYBRIDS
 from draftree.weights.safetensors_file import write_safetensors
 from draftree.weights.tokenizers_from_pieces import (
     CUTTING_RULES,
@@ -27,167 +28,6 @@ from draftree.weights.tokenizers_from_pieces import (
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-Array = np.ndarray[Any, np.dtype[np.float32]]
-Settings = dict[str, Any]
-
-GEMMA3_GLOBAL_EVERY = 6
-GEMMA3_LOCAL_THETA = 10_000.0
-GEMMA3_27B_LAYERS = 62
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """One supported architecture: its names in GGUF and transformers, its configuration, and its tensor layout.
-
-    `restore(name, values, settings)` undoes the changes that the conversion to GGUF made to a tensor; `name` is the
-    transformers parameter name.
-    """
-
-    model_type: str
-    model_class: str
-    settings: Callable[[GgufFile], Settings]
-    restore: Callable[[str, Array, Settings], Array]
-
-
-def shared_settings(file: GgufFile) -> Settings:
-    get = file.setting
-    if get("block_count") > len(file.tensors):
-        raise file.broken(f"it declares {get('block_count')} layers and has {len(file.tensors)} tensors")
-    num_heads, hidden_size = get("attention.head_count"), get("embedding_length")
-    head_dim = get("attention.key_length", hidden_size // num_heads)
-    if get("rope.dimension_count", head_dim) != head_dim:
-        raise UnsupportedModelError(
-            f"'{file.path}' rotates only part of each head, which cannot be unpacked from GGUF: "
-            "use the model's own folder"
-        )
-    return {
-        "vocab_size": file.tensor("token_embd.weight").shape[0],
-        "hidden_size": hidden_size,
-        "intermediate_size": get("feed_forward_length"),
-        "num_hidden_layers": get("block_count"),
-        "num_attention_heads": num_heads,
-        "num_key_value_heads": get("attention.head_count_kv", num_heads),
-        "head_dim": head_dim,
-        "max_position_embeddings": get("context_length"),
-        "rms_norm_eps": shortest_float(get("attention.layer_norm_rms_epsilon")),
-        "rope_parameters": rope_parameters(file, theta=get("rope.freq_base", 10_000.0)),
-        "tie_word_embeddings": "output.weight" not in file.tensors,
-    }
-
-
-def rope_parameters(file: GgufFile, *, theta: float) -> Settings:
-    """Return the rotary embedding parameters; a file's factors per frequency become transformers' longrope."""
-    parameters: Settings = {"rope_theta": shortest_float(theta), "rope_type": "default"}
-    kind = file.setting("rope.scaling.type", "none")
-    if kind == "linear":
-        factor = file.setting("rope.scaling.factor")
-        return parameters if factor == 1 else parameters | {"rope_type": "linear", "factor": shortest_float(factor)}
-    if kind != "none":
-        raise UnsupportedModelError(
-            f"'{file.path}' scales positions by the rule '{kind}', which a GGUF file does not describe completely: "
-            "use the model's own folder"
-        )
-    if "rope_freqs.weight" in file.tensors:
-        factors = [float(factor) for factor in file.read("rope_freqs.weight").ravel()]
-        parameters |= {
-            "rope_type": "longrope",
-            "short_factor": factors,
-            "long_factor": factors,
-            "attention_factor": 1.0,
-            "factor": 1.0,
-            "original_max_position_embeddings": file.setting("context_length"),
-        }
-    return parameters
-
-
-def _llama_settings(file: GgufFile) -> Settings:
-    settings = dense_settings(file)
-    return settings | {"attention_bias": "blk.0.attn_q.bias" in file.tensors, "mlp_bias": False}
-
-
-def dense_settings(file: GgufFile) -> Settings:
-    if file.setting("expert_count", 0):
-        raise UnsupportedModelError(
-            f"'{file.path}' is a mixture of experts of an architecture that cannot be unpacked from GGUF: "
-            "use the model's own folder"
-        )
-    return shared_settings(file)
-
-
-def expert_settings(file: GgufFile) -> Settings:
-    settings = shared_settings(file)
-    architecture = file.metadata["general.architecture"]
-    settings["num_experts"] = file.setting("expert_count")
-    settings["num_experts_per_tok"] = file.setting("expert_used_count")
-    settings["moe_intermediate_size"] = file.setting("expert_feed_forward_length")
-    if architecture == "qwen2moe":
-        settings["shared_expert_intermediate_size"] = file.setting("expert_shared_feed_forward_length")
-    # the files do not say whether the weights of a row's experts are scaled to a sum of 1: Qwen3 does, Qwen2 does not
-    return settings | {"norm_topk_prob": architecture == "qwen3moe", "decoder_sparse_step": 1, "mlp_only_layers": []}
-
-
-def _gemma3_settings(file: GgufFile) -> Settings:
-    settings = dense_settings(file)
-    num_layers, num_heads = settings["num_hidden_layers"], settings["num_attention_heads"]
-    # The one size whose attention is not scaled by its head size; llama.cpp also identifies it by its depth.
-    wide = num_layers == GEMMA3_27B_LAYERS
-    return settings | {
-        "sliding_window": file.setting("attention.sliding_window"),
-        "layer_types": [
-            "sliding_attention" if layer % GEMMA3_GLOBAL_EVERY else "full_attention"
-            for layer in range(1, num_layers + 1)
-        ],
-        "query_pre_attn_scalar": settings["hidden_size"] // num_heads if wide else settings["head_dim"],
-        "rope_parameters": {
-            "full_attention": settings["rope_parameters"],
-            "sliding_attention": {"rope_theta": GEMMA3_LOCAL_THETA, "rope_type": "default"},
-        },
-    }
-
-
-def _as_stored(name: str, values: Array, settings: Settings) -> Array:
-    return values
-
-
-def pairs_to_halves(values: Array, num_heads: int) -> Array:
-    """Reorder the rows of a query or key projection from adjacent rotated pairs to rotated halves.
-
-    Row 2i + j of a head becomes row j * (head_dim / 2) + i: from the layout of Meta's and llama.cpp's code to
-    that of transformers.
-    """
-    rows, columns = values.shape[0], values.shape[1:]
-    pairs = values.reshape(num_heads, rows // num_heads // 2, 2, *columns)
-    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
-
-
-def _restore_llama(name: str, values: Array, settings: Settings) -> Array:
-    if ".q_proj." in name:
-        return pairs_to_halves(values, settings["num_attention_heads"])
-    if ".k_proj." in name:
-        return pairs_to_halves(values, settings["num_key_value_heads"])
-    return values
-
-
-def _restore_gemma(name: str, values: Array, settings: Settings) -> Array:
-    # GGUF stores the factor of a normalization, transformers the factor minus one.
-    return values - np.float32(1) if "norm" in name else values
-
-
-def shortest_float(value: float) -> float:
-    """Return the shortest decimal number of a float32: 1e-05, not 9.999999747378752e-06."""
-    return float(str(np.float32(value)))
-
-
-ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture("llama", "LlamaForCausalLM", _llama_settings, _restore_llama),
-    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", dense_settings, _as_stored),
-    "qwen2moe": Architecture("qwen2_moe", "Qwen2MoeForCausalLM", expert_settings, _as_stored),
-    "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", dense_settings, _as_stored),
-    "qwen3moe": Architecture("qwen3_moe", "Qwen3MoeForCausalLM", expert_settings, _as_stored),
-    "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", _gemma3_settings, _restore_gemma),
-}
-
 
 CONTROL, USER_DEFINED = 3, 4  # values of `tokenizer.ggml.token_type`
 
@@ -285,8 +125,8 @@ def _built_tokenizer(file: GgufFile, pieces: list[str]) -> Tokenizer:
     )
 
 
-JOINED = "+"  # between the names of tensors that make one parameter
-GGUF_CONVERTER = "gguf-2"  # changes whenever the same file would convert to a different folder
+ARCHITECTURES = {**ATTENTION_FAMILIES, **HYBRIDS}
+GGUF_CONVERTER = "gguf-3"  # changes whenever the same file would convert to a different folder
 
 EXPERTS = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj")  # weights of all experts of a layer
 TENSORS_READ_ELSEWHERE = frozenset({"rope_freqs.weight"})
@@ -308,16 +148,16 @@ class GgufModel:
     def parts(self, name: str) -> list[str]:
         return self.sources[name].split(JOINED)
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a parameter; tensors of one shape are joined in their last dimension but one."""
+    def shape(self, name: str) -> Shape:
+        """Return the shape of a parameter in transformers; tensors are joined in their last dimension but one."""
         parts = self.parts(name)
         shapes = [self.file.tensor(part).shape for part in parts]
         if len(shapes) == 1:
-            return shapes[0]
-        if len(set(shapes)) > 1 or len(shapes[0]) != 3:
+            return self._architecture.layout(name, shapes[0])
+        outside = {(*shape[:-2], shape[-1]) for shape in shapes}
+        if len(outside) > 1 or len(shapes[0]) < 2:
             raise self.file.broken(f"the tensors {parts} have the shapes {shapes}")
-        experts, outputs, inputs = shapes[0]
-        return experts, len(shapes) * outputs, inputs
+        return *shapes[0][:-2], sum(shape[-2] for shape in shapes), shapes[0][-1]
 
     def read(self, name: str) -> Array:
         """Return the values of a parameter in the layout of transformers, float32, contiguous."""
@@ -344,7 +184,7 @@ def convert_gguf(source: Path, folder: Path, *, dtype: Dtype, progress: Progress
     write_safetensors(folder / "model.safetensors", shapes, read, dtype=dtype, progress=progress)
 
 
-def save_description(file: GgufFile, folder: Path, *, dtype: Dtype) -> tuple[GgufModel, dict[str, tuple[int, ...]]]:
+def save_description(file: GgufFile, folder: Path, *, dtype: Dtype) -> tuple[GgufModel, dict[str, Shape]]:
     """Write tokenizer and configuration; return the model, and the shapes of its parameters."""
     try:
         with panics_as_errors():
@@ -356,7 +196,7 @@ def save_description(file: GgufFile, folder: Path, *, dtype: Dtype) -> tuple[Ggu
         raise file.broken(f"its metadata do not describe a model ({error})") from error
 
 
-def _saved_description(file: GgufFile, folder: Path, dtype: Dtype) -> tuple[GgufModel, dict[str, tuple[int, ...]]]:
+def _saved_description(file: GgufFile, folder: Path, dtype: Dtype) -> tuple[GgufModel, dict[str, Shape]]:
     name = file.metadata.get("general.architecture")
     if name not in ARCHITECTURES:
         raise UnsupportedModelError(
@@ -390,29 +230,40 @@ def _saved_description(file: GgufFile, folder: Path, dtype: Dtype) -> tuple[Gguf
     return model, shapes
 
 
-def _find_sources(model: GgufModel, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def _find_sources(model: GgufModel, shapes: Mapping[str, Shape]) -> None:
     """Find the tensor of every parameter; each tensor of the file must be used, and match in shape."""
-    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
-
     file = model.file
-    name = model.file.metadata["general.architecture"]
-    arch = next(arch for arch, spelled in MODEL_ARCH_NAMES.items() if spelled == name)
-    names = get_tensor_name_map(arch, file.setting("block_count"))
+    name = file.metadata["general.architecture"]
+    tensor = ARCHITECTURES[name].tensor or _named_by_the_package(file)
     for parameter, shape in shapes.items():
-        source: str | None
-        if expert := EXPERTS.fullmatch(parameter):
-            parts = ("gate", "up") if expert[2] == "gate_up" else ("down",)
-            source = JOINED.join(f"blk.{expert[1]}.ffn_{part}_exps.weight" for part in parts)
-        else:
-            source = names.get_name(parameter, try_suffixes=(".weight", ".bias"))
+        source = tensor(parameter, file)
         if source is None:
             raise UnsupportedModelError(f"'{file.path}': no GGUF tensor is known for the parameter '{parameter}'")
         model.sources[parameter] = source
         if (stored := model.shape(parameter)) != shape:
             raise file.broken(f"tensor '{source}' has the shape {list(stored)}, and its metadata declare {list(shape)}")
     used = {part for parameter in shapes for part in model.parts(parameter)}
-    if unused := sorted(set(file.tensors) - used - TENSORS_READ_ELSEWHERE):
+    later = tuple(f"blk.{layer}." for layer in range(num_layers_of(file), file.setting("block_count")))
+    unused = sorted(set(file.tensors) - used - TENSORS_READ_ELSEWHERE)
+    if unused := [tensor for tensor in unused if not tensor.startswith(later)]:
         raise UnsupportedModelError(
             f"'{file.path}' holds tensors that do not belong to a model of its architecture '{name}' "
             f"({', '.join(unused[:3])}): use the model's own folder"
         )
+
+
+def _named_by_the_package(file: GgufFile) -> Callable[[str, GgufFile], str | None]:
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
+    name = file.metadata["general.architecture"]
+    arch = next(arch for arch, spelled in MODEL_ARCH_NAMES.items() if spelled == name)
+    names = get_tensor_name_map(arch, file.setting("block_count"))
+
+    def tensor(parameter: str, file: GgufFile) -> str | None:
+        if expert := EXPERTS.fullmatch(parameter):
+            parts = ("gate", "up") if expert[2] == "gate_up" else ("down",)
+            return JOINED.join(f"blk.{expert[1]}.ffn_{part}_exps.weight" for part in parts)
+        source: str | None = names.get_name(parameter, try_suffixes=(".weight", ".bias"))
+        return source
+
+    return tensor

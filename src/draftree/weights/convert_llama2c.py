@@ -15,8 +15,8 @@ import numpy as np
 
 from draftree.core.errors import ModelLoadError
 from draftree.weights.cache import Progress
-from draftree.weights.convert_gguf import pairs_to_halves
 from draftree.weights.folders import parameter_shapes, save_configuration
+from draftree.weights.gguf_families import pairs_to_halves
 from draftree.weights.safetensors_file import write_safetensors
 from draftree.weights.tokenizers_from_pieces import (
     WORD_START,

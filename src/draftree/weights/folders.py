@@ -174,11 +174,12 @@ def import_modeling() -> None:
 
 
 def parameter_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
-    """Return name and shape of every parameter in a weights file of this configuration; shared ones once."""
+    """Return name and shape of every value in a weights file of this configuration; shared parameters once."""
     import_modeling()
     import torch
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    names = dict(model.named_parameters()).keys() | (dict(model.named_buffers()).keys() & model.state_dict().keys())
+    return {name: tuple(value.shape) for name, value in model.state_dict().items() if name in names}

@@ -14,20 +14,26 @@ from draftree.core.errors import ModelLoadError
 from draftree.core.files import MALFORMED, get_again, read_json
 from draftree.weights.cache import Cache, Progress, fingerprint
 from draftree.weights.convert_gguf import GGUF_CONVERTER, GgufModel, save_description
+from draftree.weights.gguf_families import JOINED
 from draftree.weights.gguf_file import read_gguf
 from draftree.weights.install import BLOCK_FACTS, block_folder_name
 
 
 class BlockFile(GgufModel):
     def kind(self, name: str) -> str:
-        return self.file.kind_of(max(self.parts(name), key=lambda part: self.file.tensor(part).num_bytes))
+        """Return the kind of a parameter's blocks; for experts that of the largest tensor, else of all, joined."""
+        parts = self.parts(name)
+        if len(self.file.tensor(parts[0]).shape) == 3:
+            return self.file.kind_of(max(parts, key=lambda part: self.file.tensor(part).num_bytes))
+        return JOINED.join(dict.fromkeys(map(self.file.kind_of, parts)))
 
     def values(self, name: str) -> Tensor:
         return torch.from_numpy(self.read(name))
 
     def rows(self, name: str) -> Tensor:
-        """Return the bytes of a matrix as a view of the file, shape (rows, bytes of a row), uint8."""
-        return torch.from_numpy(self.file.rows(self.sources[name]))
+        """Return the bytes of a matrix, shape (rows, bytes of a row), uint8: a view of the file if it is one tensor."""
+        rows = [self.file.rows(part) for part in self.parts(name)]
+        return torch.from_numpy(rows[0] if len(rows) == 1 else np.concatenate(rows))
 
     def expert(self, name: str, expert: int) -> tuple[tuple[str, Tensor], ...]:
         """Return kind and bytes of the matrices of one expert, as views of the file, shape (rows, bytes of a row)."""

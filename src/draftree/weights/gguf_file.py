@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import math
 import mmap
+import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ DEFAULT_ALIGNMENT = 32
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
 MAX_DIMENSIONS = 4
+IN_FLOAT32 = re.compile(r"ffn_gate_inp|\.(ssm_conv1d|shortconv\.conv|ssm_norm)\.|\.ssm_[ad]$")
 FLOAT32, FLOAT16 = 0, 1
 MAX_QUOTED = 300
 MAX_ITEMS = 1 << 24  # items of a list of the metadata; the largest known vocabularies have a million
@@ -84,9 +86,9 @@ class GgufTensor:
     num_bytes: int
 
     @property
-    def is_router(self) -> bool:
-        """Whether its values choose experts; files keep them in float32."""
-        return "ffn_gate_inp" in self.name
+    def is_matrix(self) -> bool:
+        """Whether it is a matrix in the type of the file; routers, filters and states' settings stay in float32."""
+        return len(self.shape) > 1 and not IN_FLOAT32.search(self.name)
 
 
 class GgufFile:
@@ -109,7 +111,7 @@ class GgufFile:
     @property
     def natural_dtype(self) -> Dtype:
         """The floating-point type of the file's matrices after dequantization: their own, or bfloat16."""
-        kinds = {tensor.kind for tensor in self.tensors.values() if len(tensor.shape) > 1 and not tensor.is_router}
+        kinds = {tensor.kind for tensor in self.tensors.values() if tensor.is_matrix}
         if FLOAT32 in kinds:
             return "float32"
         return "float16" if kinds == {FLOAT16} else "bfloat16"
@@ -307,7 +309,7 @@ def block_shares(file: GgufFile) -> tuple[BlockShare, ...]:
     """
     shares: dict[str, BlockShare] = {}
     for name, tensor in file.tensors.items():
-        if len(tensor.shape) > 1 and not tensor.is_router:
+        if tensor.is_matrix:
             kind = file.kind_of(name)
             share = shares.get(kind, BlockShare(kind, 0, 0, 0))
             num_weights = share.num_weights + math.prod(tensor.shape)

@@ -27,19 +27,23 @@ class CuttingRule:
     takes_whole_words: bool = False  # whether a word that is a piece is one token, even if no merges produce it
 
 
-def later_pattern(digits: str) -> str:
+def later_pattern(digits: str, letter: str = r"\p{L}") -> str:
     """Return the pattern of the families after GPT-4's tokenizer; they differ in how many digits make a word."""
     contractions = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-    letters = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-    signs = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+    letters = rf"[^\r\n\p{{L}}\p{{N}}]?[{letter}]+"
+    signs = rf" ?[^\s{letter}\p{{N}}]+[\r\n]*"
     return "|".join([contractions, letters, digits, signs, r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"])
 
 
+LLAMA_3 = CuttingRule(later_pattern(r"\p{N}{1,3}"), takes_whole_words=True)
 CUTTING_RULES = {
     "gpt-2": CuttingRule(),
     "smollm": CuttingRule(splits_digits=True),
-    "llama-bpe": CuttingRule(later_pattern(r"\p{N}{1,3}"), takes_whole_words=True),
+    "refact": CuttingRule(splits_digits=True),
+    **dict.fromkeys(("llama-bpe", "lfm2", "falcon-h1", "pixtral"), LLAMA_3),
+    "dbrx": CuttingRule(later_pattern(r"\p{N}{1,3}")),
     "qwen2": CuttingRule(later_pattern(r"\p{N}"), composes=True),
+    "qwen35": CuttingRule(later_pattern(r"\p{N}", r"\p{L}\p{M}"), composes=True),
 }
 """By their names in GGUF files (`tokenizer.ggml.pre`)."""
 

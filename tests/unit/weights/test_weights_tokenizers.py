@@ -90,6 +90,14 @@ def test_llama_3_takes_whole_words_and_qwen_2_composes_accents() -> None:
     assert qwen.encode("abc").tokens == list("abc")
 
 
+def test_qwen_3_5_keeps_a_mark_in_its_word() -> None:
+    text = "\u0915\u093e"  # DEVANAGARI LETTER KA with the vowel sign AA, a mark
+    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "à¤", "à¤ķ", "à¤¾", "à¤ķà¤¾"]
+    merges = ["à ¤", "à¤ ķ", "à¤ ¾", "à¤ķ à¤¾"]
+    assert byte_level_tokenizer(pieces, merges, rule="qwen35").encode(text).tokens == ["à¤ķà¤¾"]
+    assert byte_level_tokenizer(pieces, merges, rule="qwen2").encode(text).tokens == ["à¤ķ", "à¤¾"]
+
+
 def test_whole_tokens_are_never_cut_but_stay_text(tmp_path: Path) -> None:
     pieces = ["a", "b", "<", ">", "<b>", "<end>"]
     built = byte_level_tokenizer(pieces, [], rule="gpt-2")
