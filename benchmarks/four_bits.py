@@ -1,24 +1,28 @@
-"""Models of 4 bits beside llama.cpp on the same GGUF files: single tokens, passes of a few rows, prompts.
+"""Models beside llama.cpp on the same GGUF files: single tokens, passes of a few rows, prompts.
 
     python benchmarks/four_bits.py --ours 'Q4_0=tinyllama-q4_0.gguf' --ours 'int4=tinyllama-1.1b-chat@int4' \\
         --peer 'llama.cpp Q4_0=PYTHON benchmarks/peers/llama_cpp.py tinyllama-q4_0.gguf --threads 2' \\
+        --llama-bench 'llama-bench Q4_0=build/peers/llama.cpp/build/bin/llama-bench tinyllama-q4_0.gguf' \\
         --out benchmarks/results/four-bits.jsonl
 
-All engines stay loaded and are measured in turns. `write` is the time per token after the first one of a text,
-`rows 8` a pass over 8 rows with all logits (of peers: a prompt of 8 tokens, with one row of logits), `prompt 512` a
-prompt until its first token. Milliseconds; medians are printed. No measurement starts after `--seconds`. The speed of
-the machine itself is recorded before every turn (`machine_state.py`).
+All engines are measured in turns, and stay loaded, except `llama-bench`, a process for each measurement. `write` is the
+time per token after the first one of a text, `rows 8` a pass over a chain of 8 rows with all logits (of peers: a prompt
+of 8 tokens, with one row of logits), `tree 8` one over a binary tree, `prompt 512` a prompt until its first token.
+Milliseconds; medians are printed. No measurement starts after `--seconds`. The speed of the machine itself is recorded
+before every turn (`machine_state.py`).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import shlex
 import statistics
 import subprocess
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +56,10 @@ class Engine(ABC):
     def rows(self, count: int, turn: int) -> float:
         """Milliseconds of a pass over a few rows."""
 
+    def tree(self, count: int, turn: int) -> float:
+        """Milliseconds of a pass over the rows of a binary tree; nan for an engine without trees."""
+        return math.nan
+
     @abstractmethod
     def prompt(self, count: int, turn: int) -> float:
         """Milliseconds until the first token."""
@@ -81,12 +89,18 @@ class Ours(Engine):
         return 1e3 * stats.decode_seconds / (TEXT - 1)
 
     def rows(self, count: int, turn: int) -> float:
-        model = self._loaded.model
+        return self._pass(range(-1, count - 1), turn)
+
+    def tree(self, count: int, turn: int) -> float:
+        return self._pass([(row - 1) // 2 if row else -1 for row in range(count)], turn)
+
+    def _pass(self, parents: Sequence[int], turn: int) -> float:
+        model, count = self._loaded.model, len(parents)
         slot = model.open()
         ids = tokens(START + count, turn)
         model.run(Pass([Extend(slot, ids[:START], range(-1, START - 1), logits_at=[START - 1])]))
         model.commit(slot, range(START))
-        job = Extend(slot, ids[START:], range(-1, count - 1))
+        job = Extend(slot, ids[START:], parents)
         found = []
         for _ in range(3):
             start = time.perf_counter()
@@ -147,11 +161,34 @@ class Peer(Engine):
         self._process.wait(timeout=20)
 
 
+class LlamaBench(Engine):
+    """llama.cpp's own benchmark, started for each measurement."""
+
+    def __init__(self, spec: str, threads: int) -> None:
+        self.name, _, command = spec.partition("=")
+        program, model = shlex.split(command)
+        self._command = [program, "-m", model, "-t", str(threads), "-o", "jsonl"]
+
+    def _seconds(self, *options: str) -> float:
+        result = subprocess.run([*self._command, *options], capture_output=True, text=True, check=True)
+        return min(json.loads(result.stdout.splitlines()[-1])["samples_ns"]) / 1e9
+
+    def write(self, turn: int) -> float:
+        return 1e3 * self._seconds("-p", "0", "-n", str(TEXT), "-d", str(START), "-r", "1") / TEXT
+
+    def rows(self, count: int, turn: int) -> float:
+        return 1e3 * self._seconds("-p", str(count), "-n", "0", "-r", "3")
+
+    def prompt(self, count: int, turn: int) -> float:
+        return 1e3 * self._seconds("-p", str(count), "-n", "0", "-r", "1", "--no-warmup")
+
+
 def main() -> None:
     """Measure in turns, print medians, write all numbers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ours", action="append", default=[])
     parser.add_argument("--peer", action="append", default=[])
+    parser.add_argument("--llama-bench", action="append", default=[])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=90.0, help="no new measurement after this time")
@@ -161,11 +198,13 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     engines: list[Engine] = [*map(Ours, given.ours), *map(Peer, given.peer)]
+    engines += [LlamaBench(spec, given.threads) for spec in given.llama_bench]
     kinds: dict[str, Any] = {
         "write": lambda engine, turn: engine.write(turn),
         "rows 1": lambda engine, turn: engine.rows(1, turn),
         "rows 8": lambda engine, turn: engine.rows(8, turn),
         "rows 16": lambda engine, turn: engine.rows(16, turn),
+        "tree 8": lambda engine, turn: engine.tree(8, turn),
     }
     for count in given.prompt or [512]:
         kinds[f"prompt {count}"] = lambda engine, turn, count=count: engine.prompt(count, turn)

@@ -21,7 +21,14 @@ if [ ! -e llama/installed ]; then
     rm -r weights/unpacked
     touch llama/installed
 fi
-
+if [ ! -e llama.cpp/installed ]; then # its own programs, compiled for this machine from the sources of the bindings
+    "$python" -m pip download --quiet llama-cpp-python==0.3.36 --no-deps --no-binary :all: --dest llama.cpp
+    tar --extract --gzip --strip-components 1 --directory llama.cpp --file llama.cpp/llama_cpp_python-*.tar.gz
+    cmake -S llama.cpp/vendor/llama.cpp -B llama.cpp/build -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON \
+        -DLLAMA_CURL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_BUILD_APP=OFF
+    cmake --build llama.cpp/build --parallel 2 --target llama-bench llama-quantize
+    touch llama.cpp/installed
+fi
 if [ ! -e openvino/installed ]; then
     "$python" -m venv openvino
     openvino/bin/python -m pip install --quiet openvino-genai 'optimum-intel[openvino]'

@@ -140,7 +140,7 @@ def write_hybrid(family: str, path: Path, *, model: PreTrainedModel | None = Non
     model = model or hybrid_model(family)
     architecture = HYBRIDS[family][0]
     writer = gguf.GGUFWriter(path, architecture)
-    add_byte_level(writer, "qwen2", ["<|end|>"])
+    add_byte_level(writer, "qwen2", ["<|end|>"], model.config.vocab_size)
     for key, value in (_keys(architecture, model.config) | keys).items():
         if value is not None:
             _add(writer, f"{architecture}.{key}", value)

@@ -128,15 +128,16 @@ def add_sentencepiece(writer: gguf.GGUFWriter, model: str) -> None:
     writer.add_unk_token_id(0)
 
 
-def add_byte_level(writer: gguf.GGUFWriter, cutting: str, markers: Sequence[str]) -> None:
+def add_byte_level(writer: gguf.GGUFWriter, cutting: str, markers: Sequence[str], size: int = len(PIECES)) -> None:
     merges = ["1 2", "a b", "Ġ 1"]
     pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(merge.replace(" ", "") for merge in merges), *markers]
-    pieces += [f"<|spare{index}|>" for index in range(len(PIECES) - len(pieces))]
+    controls = len(PIECES) - 259
+    pieces += [f"<|spare{index}|>" for index in range(size - len(pieces))]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(cutting)
     writer.add_token_list(pieces)
     writer.add_token_merges(merges)
-    writer.add_token_types([1] * 259 + [3] * (len(pieces) - 259))
+    writer.add_token_types([1] * 259 + [3] * controls + [1] * (size - 259 - controls))
     writer.add_eos_token_id(259)
 
 
