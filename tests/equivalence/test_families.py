@@ -15,7 +15,7 @@ from draftree.loading.transformers_model import wrap_model
 from families import (
     CACHED,
     DIVIDED,
-    REFUSED,
+    RECURRENT,
     REFUSED_OTHERWISE,
     SLOTTED,
     drafter_folder,
@@ -61,15 +61,9 @@ def gap_where_they_part(family: str, prompt: list[int], ours: list[int], theirs:
     return f"{family}: token {place} is {ours[place]}, not {theirs[place]}; gap {float(best[0] - best[1]):.1e}"
 
 
-@pytest.mark.parametrize("family", DECODED)
+@pytest.mark.parametrize("family", [*DECODED, *RECURRENT])
 def test_families_with_slots_score_trees_and_others_chains(family: str) -> None:
-    assert target(family).supports_trees is (family in SLOTTED)
-
-
-@pytest.mark.parametrize("family", REFUSED)
-def test_family_is_refused_with_a_reason(family: str) -> None:
-    with pytest.raises(UnsupportedModelError, match="cannot be rolled back"):
-        wrap_model(fresh(family))
+    assert target(family).supports_trees is (family not in CACHED)
 
 
 @pytest.mark.parametrize("family", REFUSED_OTHERWISE)

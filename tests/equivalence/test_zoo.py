@@ -21,6 +21,7 @@ SAME_TEXT = [
     "data2vec-text",
     "electra",
     "exaone4",
+    "lfm3",
     "marian",
     "mbart",
     "modernbert-decoder",
@@ -36,10 +37,8 @@ SAME_TEXT = [
 ]
 REFUSED_TEXT = {
     "deepseek_v4": "recurrent state",
-    "falcon_mamba": "recurrent state",
     "inkling_text": "more than the keys and values",
     "moshi": "context holds 8",
-    "lfm3": "recurrent state",
     "rwkv": "recurrent state",
     "whisper": "leave custom_generate out",
     "xlm": "cannot continue from its stored keys and values",

@@ -160,7 +160,7 @@ UNDIVIDED = frozenset({"gemma3n_text", "gemma4_text"})
 """Slotted families of which no part can run alone, since layers read keys and values of others."""
 DIVIDED = frozenset(SLOTTED) - UNDIVIDED
 
-REFUSED: dict[str, dict[str, Any]] = {
+RECURRENT: dict[str, dict[str, Any]] = {
     "mamba": {"state_size": 4},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "mamba_dt_rank": 4},
     "qwen3_next": {
@@ -172,7 +172,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     },
     "lfm2": {"layer_types": ["conv", "full_attention"]},
 }
-"""Families whose state cannot be rolled back."""
+"""Families with recurrent states: our slots, trees."""
 
 SPARSE: dict[str, Any] = {
     **ALL_HEADS,
@@ -206,7 +206,7 @@ ENCODERS: dict[str, dict[str, Any]] = {"bert": ALL_HEADS}
 """Families whose rows attend to later tokens, so that texts cannot be decoded token by token."""
 
 OTHERWISE = {name: changes for name, (changes, _) in REFUSED_OTHERWISE.items()}
-FAMILIES = {**SLOTTED, **CACHED, **REFUSED, **OTHERWISE, **ENCODERS}
+FAMILIES = {**SLOTTED, **CACHED, **RECURRENT, **OTHERWISE, **ENCODERS}
 KINDS = {"openai": "openai-gpt"}
 """How transformers calls a family whose name here must have no dash."""
 

@@ -70,6 +70,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "roc_bert": {"enable_pronunciation": False, "enable_shape": False},
     "lfm3": {"layer_types": ["conv", "full_attention"]},
     "ministral": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    "kimi_linear": {"layer_types": ["linear_attention", "full_attention"]},
+    "bailing_hybrid": {"layer_types": ["linear_attention", "full_attention"]},
     "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention"]},
     "qwen3_5_moe_text": {"layer_types": ["linear_attention", "full_attention"]},
 }

@@ -160,11 +160,18 @@ def refuse_cache(inputs: Mapping[str, Any]) -> None:
     """Raise if the call passes a cache of its own; an empty one that `generate` created is ignored."""
     for name in CACHE_NAMES:
         cache = inputs.get(name)
-        if getattr(cache, "_is_user_defined", False) or (cache is not None and cache.get_seq_length() > 0):
+        if getattr(cache, "_is_user_defined", False) or (cache is not None and _is_filled(cache)):
             raise InvalidRequestError(
                 f"{name} is not supported: Draftree stores keys and values in its own memory; pass the whole prompt "
                 f"without it, or {WITHOUT}"
             )
+
+
+def _is_filled(cache: Any) -> bool:
+    try:
+        return bool(cache.get_seq_length() > 0)
+    except ValueError:  # no layer of it counts tokens
+        return bool(cache.has_previous_state())
 
 
 def has_images(inputs: Mapping[str, Any]) -> bool:

@@ -17,7 +17,6 @@ from draftree.core.errors import (
     DraftreeError,
     InvalidRequestError,
     MissingTokenizerError,
-    UnsupportedModelError,
 )
 from draftree.dropin import refusals
 from draftree.dropin.inputs import draft_controls
@@ -87,12 +86,6 @@ def test_embeddings_in_the_place_of_tokens_are_refused() -> None:
     embedded = model_of().get_input_embeddings()(ONE["input_ids"])
     with pytest.raises(InvalidRequestError, match="inputs_embeds"):
         ours(model_of(), {"inputs_embeds": embedded}, draft="ngram")
-
-
-def test_a_family_without_truncation_is_refused_and_unchanged() -> None:
-    model = fresh("mamba")
-    with pytest.raises(UnsupportedModelError, match="state"):
-        ours(model, padded(5), draft="ngram")
 
 
 @pytest.mark.parametrize("name", ["streamer", "assistant_model"])

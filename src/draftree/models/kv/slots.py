@@ -288,6 +288,10 @@ class SlotStates(ABC):
     def cut_length(self, slot: KVSlot, length: int) -> int:
         """Return the largest length, at most `length`, whose state is kept."""
 
+    def resume(self, slot: KVSlot, partial: KVSlot, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Give tentative nodes the states of partial ones, in the layers that those ran through."""
+        raise NotImplementedError
+
 
 class SlotPool:
     """Slots of one model in shared memory. Mutated by its model only.
@@ -419,6 +423,14 @@ class SlotPool:
 
     def cut_length(self, slot: KVSlot, length: int) -> int:
         return length if self.states is None else self.states.cut_length(slot, length)
+
+    def resume(
+        self, slot: KVSlot, partial: KVSlot, sources: Sequence[int], targets: Sequence[int], *, layers: Iterable[int]
+    ) -> None:
+        """Make partial nodes of a slot tentative ones in some layers: keys and values, and states."""
+        self.memory.move(partial, sources, targets, layers=layers)
+        if self.states is not None:
+            self.states.resume(slot, partial, sources, targets)
 
     def drop_first(self, slot: KVSlot, count: int) -> None:
         """Drop the first `count` tokens of a prefix without a tree; positions stay in the rotated keys."""

@@ -87,6 +87,9 @@ class SlottedModel(LanguageModel):
 
     def _run_whole(self, jobs: Sequence[Extend], capture: tuple[int, ...]) -> RangeOutput:
         partials = self._take_partials(jobs, capture)
+        if partials:
+            # a state moves over settled tokens in all layers at once: partial nodes have their own states
+            jobs = [replace(job, settled=0) if index in partials else job for index, job in enumerate(jobs)]
         nodes = self._pool.append([kv_slot(job.slot) for job in jobs], jobs)
         layers = self._resumed(jobs, nodes, partials) if partials else LayerRange(0, self.num_layers)
         return self._counted_pass(jobs, nodes, replace(layers, capture=capture) if capture else layers)
@@ -177,7 +180,7 @@ class SlottedModel(LanguageModel):
             sources = list(known.values())
             rows = to_device([starts[index] + place for place in places], self.device)
             hidden[rows] = rows_of(partial.hidden(), sources)
-            self._pool.memory.move(partial.nodes, sources, places, layers=range(first.end))
+            self._pool.resume(kv_slot(jobs[index].slot), partial.nodes, sources, places, layers=range(first.end))
             late[index] = [place for place in late[index] if place not in known]
         late = {index: places for index, places in late.items() if places}
         if late:
@@ -251,6 +254,7 @@ class RowOrder:
         self.slots = [kv_slot(jobs[job].slot) for job in self.jobs]
         self.nodes = [nodes[job] for job in self.jobs]
         self.counts = [len(jobs[job].tokens) for job in self.jobs]
+        self.settled = [jobs[job].settled for job in self.jobs]
         self.tokens = [token for job in self.jobs for token in jobs[job].tokens]
         self.positions = [
             slot.offset + slot.length - 1 + slot.depths[node]

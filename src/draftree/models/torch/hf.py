@@ -1,13 +1,14 @@
 """Causal language models of transformers, with our attention and slots.
 
 The model runs without its own cache: our attention, registered with transformers, writes keys and values into our slots
-and attends to prefix and ancestors. Positions go by depth.
+and attends to prefix and ancestors; recurrent mixers take their states from our slots. Positions go by depth.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from draftree.core.tensors import runs_triton, to_device
 from draftree.models.base import Extend, LayerSubset
 from draftree.models.kv.slots import KVSlot, LayerRange, Leftovers, RangeOutput, SlotPool, kv_slot
 from draftree.models.kv.slotted import RowOrder, SlottedModel, requested_rows
+from draftree.models.kv.states import RecurrentStates, StateKey
 from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
 from draftree.models.torch.attention import ProbePass, announced, plan_pass, recorded, use_in_decoder
 from draftree.models.torch.inspection import (
@@ -34,6 +36,7 @@ from draftree.models.torch.inspection import (
 )
 from draftree.models.torch.layers import TorchLayers, TransformersModel
 from draftree.models.torch.packing import weight_bytes
+from draftree.models.torch.recurrent import MIN_CHAIN, Mixers, find_mixers, keeps_states
 from draftree.models.torch.static import Inputs, Outputs, Rows, Shapes, StaticAttention, StaticPasses
 from draftree.sampling.logits import TensorLogits
 
@@ -59,7 +62,7 @@ class HFModel(TransformersModel, SlottedModel):
         self.device, self.dtype = model.device, parameter.dtype
         self.row_buckets = tuple(row_buckets)
         self._rows_keyword = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._require_attention_only()
+        self._mixers = self._found_mixers()
         num_layers = int(self.config.num_hidden_layers)
         self._layers = TorchLayers(model, num_layers)
         self.fingerprint = fingerprint(model)
@@ -73,12 +76,22 @@ class HFModel(TransformersModel, SlottedModel):
             if layer in self.calls and self.calls[layer].window is None
         ]
         self.max_length = min([self.max_length, *forgotten])
+        self._states: RecurrentStates | None = None
+        if self._mixers is not None:
+            shapes = None  # a level of a tree has no fixed shape
+            self._states = RecurrentStates(
+                self._mixers.shapes,
+                device=self.device,
+                min_chain=MIN_CHAIN,
+                continues=self._mixers.continues,
+            )
         pool = SlotPool(
             probe.shapes,
             dtype=self.dtype,
             device=self.device,
             leftovers=Leftovers.MASKED,
             num_scratch=0 if shapes is None else 1,
+            states=self._states,
         )
         super().__init__(type(model).__name__, num_layers=num_layers, pool=pool)
         self.static = None if shapes is None else self._static_passes(shapes, group=max(probe.groups))
@@ -121,6 +134,8 @@ class HFModel(TransformersModel, SlottedModel):
             logits=self.vocab_size * LOGIT_BYTES,
             row=activation_bytes(self.config, self.dtype),
             graphs=0 if self.static is None else self.static.most_bytes,
+            state=0 if self._states is None else self._states.slot_bytes,
+            node=0 if self._states is None else self._states.memory.row_bytes,
         )
 
     def attach(self, model: Any) -> None:
@@ -128,6 +143,8 @@ class HFModel(TransformersModel, SlottedModel):
         self.model, self._norm = model, None
         use_in_decoder(model)
         self._layers.bind(model)
+        if self._mixers is not None:
+            self._mixers.bind(model)
 
     def release(self) -> None:
         """Close every slot, free their memory and drop the reference to the model, which keeps our attention."""
@@ -136,15 +153,24 @@ class HFModel(TransformersModel, SlottedModel):
         if self.static is not None:
             self.static.drop()
         self._pool.clear()
+        if self._states is not None:
+            self._states.clear()
 
-    def _require_attention_only(self) -> None:
+    def _found_mixers(self) -> Mixers | None:
+        """Return the recurrent mixers; None for a model whose layers all attend."""
         kind = type(self.model).__name__
+        if not self.model._can_set_attn_implementation():
+            raise UnsupportedModelError(f"{kind} does not let its attention be chosen")
+        if keeps_states(self.config):
+            mixers = find_mixers(self.model)
+            if not mixers.mixers:
+                raise UnsupportedModelError(f"{kind} keeps its states outside of transformers' cache")
+            return mixers
         refuse_state(self.model)
         strange = layer_types(self.config) - KNOWN_LAYER_TYPES
         if strange:
             raise UnsupportedModelError(f"{kind} has layers of type {', '.join(sorted(strange))}")
-        if not self.model._can_set_attn_implementation():
-            raise UnsupportedModelError(f"{kind} does not let its attention be chosen")
+        return None
 
     def _probe(self, num_layers: int) -> ProbePass:
         probe = ProbePass()
@@ -161,7 +187,9 @@ class HFModel(TransformersModel, SlottedModel):
 
     def _require_calls(self, probe: ProbePass, num_layers: int) -> None:
         """Check that the layers call the registered attention as the pass expects."""
-        if len(probe.shapes) != num_layers:
+        if self._mixers is not None:
+            self._require_types(probe)
+        elif len(probe.shapes) != num_layers:
             raise UnsupportedModelError(
                 f"{type(self.model).__name__} calls the registered attention in {len(probe.shapes)} of "
                 f"{num_layers} layers"
@@ -172,6 +200,15 @@ class HFModel(TransformersModel, SlottedModel):
                 f"{type(self.model).__name__} masks with windows {sorted(probe.windows_of_masks)} and calls its "
                 f"attention with {sorted(probe.windows_of_calls)}, so the window of each layer is unknown"
             )
+
+    def _require_types(self, probe: ProbePass) -> None:
+        """Check that layers which attend and have no state attend to all tokens or to a window."""
+        assert self._mixers is not None, "the model has mixers"
+        names = getattr(self.config, "layer_types", None) or ()
+        attending = {name for layer, name in enumerate(names) if layer in probe.shapes.keys() - self._mixers.layers}
+        strange = attending - KNOWN_LAYER_TYPES
+        if strange:
+            raise UnsupportedModelError(f"{type(self.model).__name__} has layers of type {', '.join(sorted(strange))}")
 
     def _forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None) -> Tensor:
         arguments: dict[str, Any] = {
@@ -196,7 +233,7 @@ class HFModel(TransformersModel, SlottedModel):
         """Prefill prompts with the model's own forward pass; padding is not kept."""
         rows_wanted = {"logits_to_keep": 1} if self._rows_keyword else {}
         inputs = prompt_inputs(self.model, input_ids, mask=mask, use_cache=False, **rows_wanted, **extra_inputs)
-        with recorded() as calls:
+        with recorded() as calls, self._reading() as states:
             logits = self.model(**inputs).logits[:, -1].float()
         width = input_ids.shape[1]
         lengths = [width] * len(logits) if mask is None else mask.sum(dim=1).tolist()
@@ -207,14 +244,21 @@ class HFModel(TransformersModel, SlottedModel):
                 layer: (keys[row, :, width - length : -1], values[row, :, width - length : -1])
                 for layer, (keys, values) in calls.items()
             }
-            prompts.append(ReadPrompt(layers, length, 0, offset, logits[row]))
+            row_states = {key: state[row] for key, state in states.items()}
+            prompts.append(ReadPrompt(layers, length, 0, offset, logits[row], row_states))
         return prompts
+
+    def _reading(self) -> AbstractContextManager[Mapping[StateKey, Tensor]]:
+        """Record states before the last tokens of prompts, if the model has any."""
+        return nullcontext({}) if self._mixers is None else self._mixers.reading()
 
     def adopt(self, prompt: ReadPrompt) -> KVSlot:
         """Open a slot with all but the last token of a prompt that was prefilled by the model's own forward pass."""
         assert set(prompt.layers) == set(self.calls), "every attention layer was recorded"
         slot = self._pool.adopt(prompt.layers, prompt.length - 1)
         slot.offset = prompt.offset
+        if self._states is not None and slot.length:
+            self._states.memory.write(slot.index, prompt.cache)
         return slot
 
     @torch.inference_mode()
@@ -252,18 +296,26 @@ class HFModel(TransformersModel, SlottedModel):
             rows = to_device(requested or [0], self.device)  # the head needs at least one row
         tokens_row = to_device([tokens + [0] * padding], self.device)
         positions_row = to_device([order.positions + [0] * padding], self.device)
+        running = self._running(order)
         if layer_range.is_whole(self.num_layers):
-            with announced(current):
+            with announced(current), running:
                 return RangeOutput(TensorLogits(wide(self._forward(tokens_row, positions_row, rows)[: len(requested)])))
         place = to_device(order.places, self.device)
         if layer_range.hidden is not None:
             layer_range = replace(layer_range, hidden=layer_range.hidden[place.argsort()])
-        with announced(current), self._layers.running(layer_range) as caught:
+        with announced(current), running, self._layers.running(layer_range) as caught:
             logits = self._forward(tokens_row, positions_row, rows)
         captured = caught.stacked(layer_range.captured_layers)
         return layer_range.output(
             TensorLogits(wide(logits[: len(requested)])), None if captured is None else captured[place]
         )
+
+    def _running(self, order: RowOrder) -> AbstractContextManager[None]:
+        """Let mixers run over the rows of a pass, if the model has any."""
+        if self._mixers is None or self._states is None:
+            return nullcontext()
+        plan = self._states.plan(order.slots, order.nodes, order.settled)
+        return self._mixers.running(self._states.memory, plan)
 
 
 def wide(logits: Tensor) -> Tensor:

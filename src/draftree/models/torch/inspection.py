@@ -145,7 +145,7 @@ def refuse_state(model: Any) -> None:
             f"{kind} accepts no stored keys and values, so each token would recompute the whole text: "
             "use a model whose forward accepts a cache"
         )
-    strange = {type(layer).__name__ for layer in _layers(config)} - PLAIN_CACHES
+    strange = {type(layer).__name__ for layer in cache_layers(config)} - PLAIN_CACHES
     if any(INDEXED in name for name in strange):
         raise UnsupportedModelError(
             f"{kind} chooses the tokens that it attends to by an index (sparse attention), which Draftree does not "
@@ -160,11 +160,12 @@ def refuse_state(model: Any) -> None:
 
 def cache_windows(config: Any) -> dict[int, int]:
     """Return the sliding window in tokens of each layer for which `generate` keeps only the last keys and values."""
-    layers = enumerate(_layers(config))
+    layers = enumerate(cache_layers(config))
     return {place: int(layer.sliding_window) for place, layer in layers if getattr(layer, "is_sliding", False)}
 
 
-def _layers(config: Any) -> list[Any]:
+def cache_layers(config: Any) -> list[Any]:
+    """Return the layers of the cache that `generate` creates for a configuration; empty if it cannot create one."""
     from transformers import DynamicCache
 
     try:
@@ -187,6 +188,7 @@ class ReadPrompt:
     num_pads: int  # number of padding tokens that are kept before them
     offset: int  # position minus index of a token; not 0 if an image takes fewer positions than tokens
     logits: Tensor  # logits of the last token, shape (vocab,)
+    cache: Any = None  # what its model needs beside that, or instead
 
 
 def takes_positions(model: Any) -> bool:
@@ -216,7 +218,8 @@ def prompt_inputs(
         extra_inputs[cache_name(prepare)] = cache
         inputs = prepare(input_ids, attention_mask=mask, is_first_iteration=True, **extra_inputs)
     # a model's own forward may use another name than the method that it inherits from transformers
-    inputs = {name: value for name, value in inputs.items() if value is not None and name not in CACHE_NAMES}
+    others = CACHE_NAMES if "logits_to_keep" in extra_inputs else (*CACHE_NAMES, "logits_to_keep")
+    inputs = {name: value for name, value in inputs.items() if value is not None and name not in others}
     return inputs if cache is None else {**inputs, cache_name(model.forward): cache}
 
 
