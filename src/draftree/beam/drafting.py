@@ -221,12 +221,20 @@ class ModelBeams(BeamDrafter):
             live = [search for search in depths if level < levels[search] and nodes[search]]
             while unread := [self._forests[search] for search in live if not self._forests[search].is_complete]:
                 run_pass(self.model, unread)
+                self._settle_prompts(live)
             for search in live:
                 nodes[search] = self._grow(search, nodes[search], widths[search], is_last=level + 1 == levels[search])
         return [
             [(root.beam, TokenTree(tuple(root.tokens), tuple(root.parents))) for root in search_roots if root.tokens]
             for search_roots in roots.values()
         ]
+
+    def _settle_prompts(self, searches: Sequence[SequenceSearch]) -> None:
+        """Commit the parts of long prompts that were read."""
+        for search in searches:
+            forest = self._forests[search]
+            if not forest.is_read:
+                forest.settle([forest.root, *(beam.draft_tips[0] for beam in search.live)])
 
     @staticmethod
     def _grow(search: SequenceSearch, nodes: Sequence[_Node], count: int, *, is_last: bool) -> list[_Node]:

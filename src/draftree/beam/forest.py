@@ -68,13 +68,14 @@ class Trunk:
     """One slot and its tree; nodes from `num_stored` on are computed by the next pass.
 
     `children` maps a parent and a token to a node, `wanted` holds nodes whose logits the next pass returns, and `rows`
-    the logits of scored nodes.
+    the logits of scored nodes. The first `num_settled` nodes are the beginning of the next commit.
     """
 
     slot: Slot
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     num_stored: int = 0
+    num_settled: int = 0
     children: dict[tuple[int, int], int] = field(default_factory=dict)
     wanted: set[int] = field(default_factory=set)
     rows: dict[int, Row] = field(default_factory=dict)
@@ -154,6 +155,7 @@ class Trunk:
         self.parents = [place[self.parents[node]] for node in nodes]
         self.tokens = [self.tokens[node] for node in nodes]
         self.num_stored = sum(node < self.num_stored for node in nodes)
+        self.num_settled = 0
         self.children = {pair: node for node, pair in enumerate(zip(self.parents, self.tokens, strict=True))}
         self.wanted = {place[node] for node in self.wanted if node in place and node != end}
         self.rows = {place[node]: row for node, row in self.rows.items() if node in place and node != end}
@@ -208,7 +210,8 @@ class Forest:
         self.model = model
         self._capacity = capacity if model.supports_trees else 1
         self._length = length
-        self._is_read = False
+        self.is_read = False
+        """Whether the jobs so far contain the whole prompt."""
         self.num_reused = 0
         model.reserve(model.num_open + 1, length)
         if prompt.source is None:
@@ -224,19 +227,25 @@ class Forest:
 
         Rows of logits are requested for wanted nodes, and not before the end of the prompt.
         """
-        self._is_read = self._is_read or self.root.node - self.trunks[0].num_stored < chunk
+        is_prompt = not self.is_read
+        self.is_read = self.is_read or self.root.node - self.trunks[0].num_stored < chunk
         jobs = []
         for trunk in self.trunks:
             first = trunk.num_stored
-            end = len(trunk.tokens) if self._is_read else first + chunk
+            end = len(trunk.tokens) if self.is_read else first + chunk
             if first == end:
                 continue
-            wanted = sorted(node - first for node in trunk.wanted) if self._is_read else ()
+            wanted = sorted(node - first for node in trunk.wanted) if self.is_read else ()
+            if is_prompt and not first:
+                # all beams grow from the prompt's last token: what is before it is committed by `settle`
+                trunk.num_settled = min(end, self.root.node)
             held = end + trunk.slot.length
             if held > self._length:
                 self._length = max(held, self._length * 3 // 2)
                 self.model.reserve(self.model.num_open, self._length)
-            jobs.append((trunk, Extend(trunk.slot, trunk.tokens[first:end], trunk.parents[first:end], wanted)))
+            settled = 0 if first else trunk.num_settled
+            job = Extend(trunk.slot, trunk.tokens[first:end], trunk.parents[first:end], wanted, settled)
+            jobs.append((trunk, job))
         return jobs
 
     @property
@@ -284,7 +293,7 @@ class Forest:
         nodes = [tip.node for tip in tips]
         live = trunk.live(nodes)
         path = trunk.common(live, nodes)
-        if len(live) - len(path) > self._capacity and len(set(nodes)) > 1:
+        if self.is_read and len(live) - len(path) > self._capacity and len(set(nodes)) > 1:
             return self._split(trunk, tips, path)
         below = trunk.scored_below(nodes)
         fits = len(live) + len(below) - len(path) <= self._capacity
@@ -293,7 +302,8 @@ class Forest:
         trunk.rows = {node: trunk.rows[node] for node in live if node in trunk.rows}
         stored = sum(node < trunk.num_stored for node in live)
         dead = trunk.num_stored - stored
-        if not fits or len(path) >= LONG_PATH or dead > max(FEW, DEAD_SHARE * stored) or not self.model.supports_trees:
+        is_due = not fits or len(path) >= LONG_PATH or trunk.num_settled
+        if is_due or dead > max(FEW, DEAD_SHARE * stored) or not self.model.supports_trees:
             self._compact(trunk, tips, live, path)
         elif len(live) - stored < len(trunk.tokens) - trunk.num_stored:
             self._compact(trunk, tips, [*range(trunk.num_stored), *live[stored:]], ())
