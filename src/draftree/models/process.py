@@ -76,12 +76,12 @@ class ProcessModel(LanguageModel):
         for name in FACTS:
             setattr(self, name, facts[name])
         self.device = torch.device("cpu")
-        self._weights = int(facts["weights"])
+        self._footprint = Footprint(weights=facts["weights"], token=0, logits=0, row=0, state=facts["state"])
         self._ids = SlotIds()
 
     @property
     def footprint(self) -> Footprint:
-        return Footprint(weights=self._weights, token=0, logits=0, row=0)
+        return self._footprint
 
     @property
     def num_open(self) -> int:
@@ -92,6 +92,10 @@ class ProcessModel(LanguageModel):
 
     def open(self) -> CountedSlot:
         return self._opened(self._asked("open"))
+
+    def cut_length(self, slot: Slot, length: int) -> int:
+        cut: int = self._asked("cut_length", slot, length) if self._footprint.state else length
+        return cut
 
     def run(self, pass_: Pass) -> PassResult:
         rows = torch.from_numpy(self._asked("run", pass_))
@@ -143,7 +147,8 @@ def serve_model(connection: Connection, model: LanguageModel) -> None:
     """Answer the requests of a `ProcessModel` until its side is closed."""
     slots: dict[int, Slot] = {}
     with contextlib.suppress(EOFError, OSError):
-        connection.send({name: getattr(model, name) for name in FACTS} | {"weights": model.footprint.weights})
+        facts = {name: getattr(model, name) for name in FACTS}
+        connection.send(facts | {"weights": model.footprint.weights, "state": model.footprint.state})
         while True:
             data = connection.recv_bytes()
             try:
@@ -169,6 +174,8 @@ def _answered(request: Sequence[Any], model: LanguageModel, slots: dict[int, Slo
                 del slots[number]
             slots.update({slot.id: slot for slot in opened})
             return [slot.id for slot in opened]
+        case "cut_length", slot, length:
+            return model.cut_length(slot, length)
         case "run", pass_:
             logits = model.run(pass_).logits
             rows = logits.tensor() if logits.num_rows else torch.empty(0)

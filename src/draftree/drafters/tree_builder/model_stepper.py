@@ -214,7 +214,10 @@ class ModelStepper(Stepper[SteppedSequence]):
         stands = self._common(state, view, reading)
         if not stands:
             return self.open(view)
-        slot = self.model.fork(state.slot, state.slot.length - (state.covered - stands))
+        stands, length = self._cut_at(state, stands)
+        if not length:
+            return self.open(view)
+        slot = self.model.fork(state.slot, length)
         self._num_open += 1
         return SteppedSequence(self._drafted(view), slot, reading, start=state.start, covered=stands)
 
@@ -326,21 +329,27 @@ class ModelStepper(Stepper[SteppedSequence]):
             self._cut(state, stands)
 
     def _cut(self, state: SteppedSequence, stands: int) -> None:
-        """Drop all tokens after the first `stands`, and the tree."""
-        if stands <= state.start:  # the window is empty
-            stands = state.start = left = 0
-        else:
-            left = state.slot.length - (state.covered - stands)
-        self.model.truncate(state.slot, left)
-        state.covered = stands
+        """Drop all tokens after the first `stands`, or more where the model keeps no state, and the tree."""
+        state.covered, length = self._cut_at(state, stands)
+        if not length:
+            state.start = 0
+        self.model.truncate(state.slot, length)
         state.fed.clear()
         state.fed_tokens.clear()
 
+    def _cut_at(self, state: SteppedSequence, stands: int) -> tuple[int, int]:
+        """Return how many tokens of the reading stay if all after the first `stands` go, and the slot's length then."""
+        after = state.covered - state.slot.length
+        length = self.model.cut_length(state.slot, max(0, stands - after))
+        # without a token of its window a slot is empty
+        return (after + length, length) if after + length > state.start else (0, 0)
+
     def _read(self, states: Sequence[SteppedSequence], tokens: Sequence[list[int]], *, wants_logits: bool) -> Logits:
-        jobs = [
-            Extend(state.slot, row, range(-1, len(row) - 1), logits_at=[len(row) - 1] if wants_logits else ())
-            for state, row in zip(states, tokens, strict=True)
-        ]
+        jobs = []
+        for state, row in zip(states, tokens, strict=True):
+            count = len(row)
+            rows = [count - 1] if wants_logits else ()
+            jobs.append(Extend(state.slot, row, range(-1, count - 1), logits_at=rows, settled=count))
         logits = self._reader.answer(self.model.run(Pass(jobs)).logits)
         self.model.apply([Commit(state.slot, range(len(row))) for state, row in zip(states, tokens, strict=True)])
         return logits

@@ -63,8 +63,12 @@ class PartialStepper(Stepper[PartialSequence]):
         """Do nothing: the slot is the target's."""
 
     def is_ready(self, state: PartialSequence) -> bool:
-        """Return whether few tokens are unread or the target's pass continues from partial nodes."""
-        return self._part.is_beginning or len(state.view.history) - state.slot.length <= MAX_WASTED_ROWS
+        """Return whether few tokens are unread or the target's pass continues from partial nodes.
+
+        Partial nodes of a long prompt would need a recurrent state each.
+        """
+        continues = self._part.is_beginning and not self.model.footprint.state
+        return continues or len(state.view.history) - state.slot.length <= MAX_WASTED_ROWS
 
     def catch_up(self, states: Sequence[PartialSequence], ahead: Sequence[int]) -> Logits:
         self.model.apply([Truncate(state.slot, state.slot.length) for state in states])

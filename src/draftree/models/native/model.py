@@ -268,6 +268,9 @@ class QuantizedCopy(LanguageModel):
     def open(self) -> Slot:
         return self._target.open()
 
+    def cut_length(self, slot: Slot, length: int) -> int:
+        return self._target.cut_length(slot, length)
+
     def run(self, pass_: Pass) -> PassResult:
         if pass_.layers.end != self.num_layers:
             raise UnsupportedModelError("passes of a copy append partial nodes: name the number of layers as their end")
