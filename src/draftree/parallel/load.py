@@ -305,6 +305,16 @@ def load_share(world: World, options: ModelOptions) -> LoadedShare:
         raise ConfigurationError(
             f"'{options.model}' is an encoder-decoder model, which one process runs: leave {options.division} out"
         )
+    share = _loaded(world, folder, options, device)
+    if share.model.footprint.state:
+        raise ConfigurationError(
+            f"'{options.model}' has recurrent layers, whose states are not divided among processes: leave "
+            f"{options.division} out"
+        )
+    return share
+
+
+def _loaded(world: World, folder: Path, options: ModelOptions, device: torch.device) -> LoadedShare:
     if options.kernels in ("auto", "native") and device.type == "cpu":
         try:
             return _load_native(world, folder, options, device)

@@ -100,6 +100,9 @@ class ParallelModel(LanguageModel):
             self._writer.add("open")
             return self.own.open()
 
+    def cut_length(self, slot: Slot, length: int) -> int:
+        return self.own.cut_length(slot, length)
+
     def run(self, pass_: Pass) -> PassResult:
         with self._lock:
             if pass_.capture:

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field, replace
 from draftree.async_llm import AsyncLLM
 from draftree.build import choose_methods, require_fit
 from draftree.core.errors import ConfigurationError
+from draftree.engine.engine import MAX_BATCH
 from draftree.engine.memory import SHARE
 from draftree.loading.loaded import LoadedModel
+from draftree.models.base import LanguageModel
 from draftree.models.memory import free_memory
 from draftree.parallel.children import start_ranks
 from draftree.parallel.entry import load_divided
@@ -159,8 +161,14 @@ def _shares(total: int | None, loaded: Sequence[LoadedModel]) -> list[int | None
         if free is None:
             return [None] * len(loaded)
         total = int(SHARE * free)
-    needs = [max(1, each.model.footprint.token * each.model.max_length) for each in loaded]
+    needs = [_need(each.model) for each in loaded]
     return [total * need // sum(needs) for need in needs]
+
+
+def _need(model: LanguageModel) -> int:
+    """Return the bytes of a text of the longest length, with recurrent states for a batch of texts."""
+    footprint = model.footprint
+    return max(1, footprint.token * model.max_length + footprint.state * MAX_BATCH)
 
 
 def _served(settings: ServerSettings, choice: ModelChoice, loaded: LoadedModel, *, memory: int | None) -> ServedModel:

@@ -41,6 +41,8 @@ async def probe_of(model: ServedModel, split: int) -> tuple[SlottedModel, Probe]
     undivided = f"the layers of model '{model.name}' cannot be divided"
     if not isinstance(target, SlottedModel):
         raise ConfigurationError(f"{undivided}: it keeps its own cache")
+    if target.footprint.state:
+        raise ConfigurationError(f"{undivided}: it has recurrent layers, whose states follow tokens that are sent")
     if target.streams_weights:
         raise ConfigurationError(f"{undivided}: offload reads them from a file")
     if split >= target.num_layers:
