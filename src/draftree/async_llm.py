@@ -172,7 +172,7 @@ class Embedding:
             model.reserve(model.num_open + 1, len(self._ids))
             self._slot = model.open()
         tokens = self._ids[self._num_read : self._num_read + CHUNK]
-        job = Extend(self._slot, tokens, range(-1, len(tokens) - 1), logits_at=())
+        job = Extend(self._slot, tokens, range(-1, len(tokens) - 1), logits_at=(), settled=len(tokens))
         result = model.run(Pass([job], capture=(model.num_layers,)))
         states = model.final_norm(result.hidden_of(0)[:, 0])
         model.commit(self._slot, range(len(tokens)))

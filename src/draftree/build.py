@@ -94,7 +94,7 @@ def measure_costs(
     model.reserve(model.num_open + 1, prefix + longest)
     slot = model.open_probe()
     try:
-        model.run(Pass([Extend(slot, [0] * prefix, range(-1, prefix - 1), logits_at=())]))
+        model.run(Pass([Extend(slot, [0] * prefix, range(-1, prefix - 1), logits_at=(), settled=prefix)]))
         model.commit(slot, range(prefix))
         _run(model, slot, 1)  # the first pass with logits loads the output head
         costs: dict[int, float] = {}

@@ -82,6 +82,10 @@ class SequentialModel(LanguageModel):
         """An empty slot."""
         return LeafSlot(self._ids.take(), self.base.open())
 
+    def cut_length(self, slot: Slot, length: int) -> int:
+        """That of the prefix."""
+        return self.base.cut_length(_leaf_slot(slot).base, length)
+
     def run(self, pass_: Pass) -> PassResult:
         """Fork the prefix for every leaf and score each way down to it."""
         if pass_.layers != ALL_LAYERS:

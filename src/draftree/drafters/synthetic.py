@@ -137,7 +137,9 @@ def written_ahead(model: LanguageModel, view: SequenceView, limit: int) -> list[
     while len(history) < limit:
         chunk, pending = pending[:CHUNK], pending[CHUNK:]
         last = len(chunk) - 1
-        result = model.run(Pass([Extend(slot, chunk, range(-1, last), logits_at=() if pending else (last,))]))
+        rows = () if pending else (last,)
+        job = Extend(slot, chunk, range(-1, last), logits_at=rows, settled=len(chunk))
+        result = model.run(Pass([job]))
         model.commit(slot, range(len(chunk)))
         if pending:
             continue

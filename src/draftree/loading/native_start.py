@@ -147,10 +147,10 @@ def logits_digest(model: NativeModel) -> str:
     tokens, length = exact_tokens(model.vocab_size), max(1, min(NATIVE_LENGTHS[0], model.max_length // 2))
     nodes = tokens[-len(EXACT_PARENTS) :]
     slot = model.open()
-    prefix = Extend(slot, tokens[:length], range(-1, length - 1), logits_at=[length - 1])
+    prefix = Extend(slot, tokens[:length], range(-1, length - 1), logits_at=[length - 1], settled=length)
     chain = model.run(Pass([prefix])).logits.tensor().clone()
     model.commit(slot, range(length))
-    other = model.fork(slot, length // 2)
+    other = model.fork(slot, model.cut_length(slot, length // 2))
     tree = model.run(Pass([Extend(other, tokens[:1], [-1]), Extend(slot, nodes, EXACT_PARENTS)])).logits.tensor()
     for opened in (slot, other):
         model.close(opened)

@@ -188,16 +188,16 @@ def _is_as_alone(model: LanguageModel, slot: Any, pieces: Any, *, job: Extend) -
         way = path(parents, end)
         if not torch.equal(_chain(model, slot, [nodes[node] for node in way]), reference[way]):
             return False
-    way, length = path(parents, deepest), slot.length
-    rows = _token_by_token(model, slot, [nodes[node] for node in way])
-    model.truncate(slot, length)
+    way, other = path(parents, deepest), model.fork(slot)
+    rows = _token_by_token(model, other, [nodes[node] for node in way])
+    model.close(other)
     return torch.equal(rows, reference[way])
 
 
 def _beside_others(model: LanguageModel, job: Extend) -> Tensor:
     """Return logits of a job between one that reads several tokens and one that reads one."""
     ids, length = exact_tokens(model.vocab_size), job.slot.length
-    before, after = (model.fork(job.slot, length // share) for share in (8, 2))
+    before, after = (model.fork(job.slot, model.cut_length(job.slot, length // share)) for share in (8, 2))
     jobs = [Extend(before, ids[:5], range(-1, 4)), job, Extend(after, ids[:1], [-1])]
     rows = model.run(Pass(jobs)).of(1).tensor().clone()
     model.commit(job.slot, ())
@@ -230,7 +230,8 @@ def _filled(model: LanguageModel, prefix: Sequence[int]) -> Any:
 
 def _prefilled(model: LanguageModel, slot: Any, tokens: Sequence[int]) -> Tensor:
     """Commit tokens to a slot, and return the logits after the last one, shape (1, vocab)."""
-    last = len(tokens) - 1
-    row = model.run(Pass([Extend(slot, tokens, range(-1, last), logits_at=[last])])).logits.tensor().clone()
-    model.commit(slot, range(len(tokens)))
+    count = len(tokens)
+    job = Extend(slot, tokens, range(-1, count - 1), logits_at=[count - 1], settled=count)
+    row = model.run(Pass([job])).logits.tensor().clone()
+    model.commit(slot, range(count))
     return row

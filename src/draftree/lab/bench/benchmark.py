@@ -241,7 +241,7 @@ def read_tokens(
     for start in range(0, len(tokens), size):
         chunk = list(tokens[start : start + size])
         rows = [row for row in range(len(chunk)) if start + row in logits_at]
-        job = Extend(slot, chunk, range(-1, len(chunk) - 1), logits_at=rows)
+        job = Extend(slot, chunk, range(-1, len(chunk) - 1), logits_at=rows, settled=len(chunk))
         yield [start + row for row in rows], model.run(Pass([job], capture=capture))
         model.commit(slot, range(len(chunk)))
 

@@ -184,7 +184,8 @@ def some_tokens(model: LanguageModel, count: int) -> list[int]:
 def slot_after(model: LanguageModel, prefix: int) -> Slot:
     """Open a slot with `prefix` committed tokens."""
     slot = model.open_probe()
-    model.run(Pass([Extend(slot, some_tokens(model, prefix), range(-1, prefix - 1), logits_at=[prefix - 1])]))
+    tokens = some_tokens(model, prefix)
+    model.run(Pass([Extend(slot, tokens, range(-1, prefix - 1), logits_at=[prefix - 1], settled=prefix)]))
     model.commit(slot, range(prefix))
     return slot
 
