@@ -18,7 +18,7 @@ from draftree.engine.parts import EngineParts
 from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.round import Chunk, run_round
 from draftree.engine.scheduler import PREFILL_TOKENS_IDLE, Scheduler, reading_sizes
-from draftree.engine.sequence import Update, WritingSequence
+from draftree.engine.sequence import Update, WritingSequence, slot_of
 from draftree.options import EngineLimits
 
 logger = logging.getLogger(__name__)
@@ -214,6 +214,8 @@ class Engine:
         beside = any(s.counts.rounds for s in writing) and not self._together
         budget = self._limits.prefill_chunk_size if beside else PREFILL_TOKENS_IDLE
         sizes = reading_sizes(reading, budget, vocab_size=self.parts.target.vocab_size)
+        ends = map(self._allocator.chunk_end, reading)
+        sizes = [min(count, end - slot_of(s).length) for s, count, end in zip(reading, sizes, ends, strict=True)]
         chunks = [Chunk(s, count) for s, count in zip(reading, sizes, strict=True) if 0 < count < s.num_pending]
         ready = writing + [s for s, count in zip(reading, sizes, strict=True) if count == s.num_pending]
         if self._together and len(ready) < len(self._scheduler.running):
@@ -222,7 +224,7 @@ class Engine:
 
     def _pass(self, ready: Sequence[WritingSequence], chunks: Sequence[Chunk]) -> None:
         try:
-            record = run_round(self.parts, ready, chunks)
+            record = self._round(ready, chunks)
         except (AssertionError, RankError):
             raise  # an internal error, not a request's, or the end of the model
         except Exception as error:
@@ -231,6 +233,9 @@ class Engine:
             self._try_each(ready, chunks, error)
             return
         self._notify(record)
+
+    def _round(self, ready: Sequence[WritingSequence], chunks: Sequence[Chunk]) -> RoundRecord | None:
+        return run_round(self.parts, ready, chunks, max_nodes=self._budget.max_nodes)
 
     def _notify(self, record: RoundRecord | None) -> None:
         if record is not None:
@@ -250,7 +255,7 @@ class Engine:
             if sequence.is_finished or not all(chunk.num_tokens for chunk in prompt_chunks):
                 continue
             try:
-                record = run_round(self.parts, () if prompt_chunks else (sequence,), prompt_chunks)
+                record = self._round(() if prompt_chunks else (sequence,), prompt_chunks)
             except (AssertionError, RankError):
                 raise
             except Exception as repeated:

@@ -28,13 +28,14 @@ from draftree.engine.prefix_cache import (
     PrefixStats,
     common_length,
 )
-from draftree.engine.sequence import DraftState, WritingSequence
+from draftree.engine.sequence import DraftState, WritingSequence, slot_of
 from draftree.models.base import Slot
 from draftree.models.memory import LOGIT_COPIES, free_memory, total
 from draftree.models.source import EncoderDecoder
 
 SHARE = 0.5  # share of the free memory that sequences may use
 UNKNOWN = 1 << 32  # assumed free bytes if the system does not report them
+TREE_SHARE = 0.25  # share of the memory for sequences that recurrent states of one sequence's drafts may use
 SHORT_TEXT = 64  # tokens of a text that must fit into the memory that a user sets
 DRAFT_ROOM = 64  # initial room for tentative tokens in a slot; more if the drafter's trees are larger
 
@@ -50,6 +51,7 @@ class SlotBudget:
     round_bytes: int  # logits, activations and states of tentative nodes of one round of one sequence
     tree_size: int  # tentative tokens that have to fit beside the text
     state_bytes: int = 0  # recurrent states of one sequence, the drafter's included
+    max_nodes: int = MAX_NODES  # drafted tokens of one sequence for whose recurrent states there is memory
 
     def slot_bytes(self, length: int) -> int:
         """Bytes of one sequence of `length` tokens, prompt and text."""
@@ -80,10 +82,14 @@ def slot_budget(parts: EngineParts, sequence_bytes: int | None = None) -> SlotBu
     free = free_memory(parts.target.device)
     graphs = target.graphs + draft.graphs
     share = int(SHARE * max(0, (UNKNOWN if free is None else free) - graphs))
+    available = share if sequence_bytes is None else sequence_bytes
+    node_bytes = target.node + draft.node
+    most = min(MAX_NODES, int(TREE_SHARE * available) // node_bytes) if node_bytes else MAX_NODES
+    nodes = min(nodes, most)
     budget = SlotBudget(
         free_bytes=free,
         graph_bytes=graphs,
-        sequence_bytes=share if sequence_bytes is None else sequence_bytes,
+        sequence_bytes=available,
         token_bytes=target.token + draft.token,
         state_bytes=target.state + draft.state,
         round_bytes=(1 + nodes) * (LOGIT_COPIES * target.logits + target.row + target.node)
@@ -91,6 +97,7 @@ def slot_budget(parts: EngineParts, sequence_bytes: int | None = None) -> SlotBu
         + draft.row
         + nodes * draft.node,
         tree_size=max(DRAFT_ROOM, nodes),
+        max_nodes=most,
     )
     if sequence_bytes is not None and not budget.num_slots(length := min(SHORT_TEXT, parts.target.max_length)):
         raise ConfigurationError(
@@ -120,6 +127,7 @@ def estimate_slots(parts: EngineParts, length: int) -> SlotEstimate:
 
 logger = logging.getLogger(__name__)
 
+LEAST_CHUNK = 32  # tokens of a chunk that ends early for texts to come
 AHEAD = 256  # tokens that a sequence should be able to write before memory is counted again
 
 
@@ -232,8 +240,28 @@ class SlotAllocator:
             length = target.cut_length(other.slot, min(alike, other.slot.length))
             if length > match.length:
                 match = PrefixMatch(other.slot, length, other.draft_state)
-            later = max(later, alike)
+            if alike > other.slot.length:
+                later = max(later, alike)
         return replace(match, later=later)
+
+    def chunk_end(self, sequence: WritingSequence) -> int:
+        """Return the length at which the next prompt chunk of a sequence ends at the latest.
+
+        A recurrent state is kept at the end of a chunk, and another text can begin with a copy of it: so a chunk ends
+        where a waiting text departs from this one, or where a kept one does, as the next one may as well.
+        """
+        tokens, start = sequence.history.tokens, slot_of(sequence).length
+        if not (self._parts.target.footprint.state and self._shares):
+            return len(tokens)
+        ends = [len(tokens)]
+        for other in self._running:
+            if other.slot is None and other.opens is None and other.source == sequence.source:
+                ends.append(common_length(other.history.tokens[: other.num_copyable], tokens))
+        for kept in self.prefixes.kept:
+            end = min(common_length(kept.tokens, tokens), len(tokens) - 1)
+            if kept.source == sequence.source and end >= start + LEAST_CHUNK:
+                ends.append(end)
+        return min(end for end in ends if end > start)
 
     def _takes_over(self, match: PrefixMatch) -> bool:
         """Whether a kept slot is handed over: if nothing of it is lost, or if there is no place for a copy."""
@@ -306,12 +334,16 @@ class SlotAllocator:
         self._drafts.close(draft_state)
 
     def recover(self, sequences: Sequence[WritingSequence]) -> None:
-        """After a pass that raised: what is committed stays, what is tentative goes, drafters begin anew."""
+        """After a pass that raised: what is committed stays, what is tentative goes, drafters begin anew.
+
+        A recurrent state that has moved on goes back to an earlier length, and the tokens since are read again.
+        """
+        target = self._parts.target
         for sequence in sequences:
             if sequence.slot is None or sequence.is_finished:
                 continue
             try:
-                self._parts.target.truncate(sequence.slot, sequence.slot.length)
+                target.truncate(sequence.slot, target.cut_length(sequence.slot, sequence.slot.length))
                 draft_state, sequence.draft_state = sequence.draft_state, None
                 self._drafts.close(draft_state)
                 sequence.draft_state = self._drafts.open(replace(sequence.view, slot=sequence.slot))

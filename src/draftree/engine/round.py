@@ -14,11 +14,11 @@ from draftree.core.errors import NonFiniteLogitsError, UnsatisfiableError
 from draftree.core.node_map import NodeMap
 from draftree.core.tensors import layers_of, rows_of, to_device, to_host
 from draftree.core.tree import EMPTY, ROOT, Draw, TokenTree, depths, is_chain
-from draftree.core.types import Budget, RoundRecord, SequenceRecord, Verdict
+from draftree.core.types import MAX_NODES, Budget, RoundRecord, SequenceRecord, Verdict
 from draftree.drafters.base import Observation
 from draftree.engine.parts import EngineParts, StateRows
-from draftree.engine.sequence import DraftChoice, SequenceCounts, TokenLogprob, WritingSequence
-from draftree.models.base import Commit, Extend, Pass, PassResult, Slot
+from draftree.engine.sequence import DraftChoice, SequenceCounts, TokenLogprob, WritingSequence, slot_of
+from draftree.models.base import Commit, Extend, Pass, PassResult
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.logits import TensorLogits
 from draftree.sampling.params import SamplingParams
@@ -68,7 +68,11 @@ class Chunk:
 
 
 def run_round(
-    parts: EngineParts, sequences: Sequence[WritingSequence], chunks: Sequence[Chunk] = ()
+    parts: EngineParts,
+    sequences: Sequence[WritingSequence],
+    chunks: Sequence[Chunk] = (),
+    *,
+    max_nodes: int = MAX_NODES,
 ) -> RoundRecord | None:
     """Write at least one token of every sequence, and read chunks of other prompts in the same pass.
 
@@ -77,6 +81,7 @@ def run_round(
 
     Args:
         sequences: those that write, each with a slot; their unread tokens are read before their root.
+        max_nodes: drafted tokens of a sequence for which there is memory.
 
     Returns:
         The record of the round; None if no sequence decoded.
@@ -88,7 +93,7 @@ def run_round(
     turns = [SequenceRound(s, s.history.since(slot_of(s).length)) for s in sequences]
     groups = _by_drafter(turns)
     for choice, group in groups:
-        _plan(choice, group, others=len(turns) - len(group))
+        _plan(choice, group, others=len(turns) - len(group), max_nodes=max_nodes)
     planned = parts.clock()
     part_seconds = _draft(parts, turns, groups)
     drafted = parts.clock()
@@ -131,12 +136,6 @@ def run_round(
     return record
 
 
-def slot_of(sequence: WritingSequence) -> Slot:
-    """Return the target's slot of a sequence in a round."""
-    assert sequence.slot is not None, "a sequence in a round has a slot"
-    return sequence.slot
-
-
 def _by_drafter(turns: Sequence[SequenceRound]) -> list[tuple[DraftChoice, list[SequenceRound]]]:
     """Group the sequences by their drafter; plain decoding has no group."""
     groups: dict[DraftChoice, list[SequenceRound]] = {}
@@ -146,12 +145,12 @@ def _by_drafter(turns: Sequence[SequenceRound]) -> list[tuple[DraftChoice, list[
     return list(groups.items())
 
 
-def _plan(choice: DraftChoice, turns: Sequence[SequenceRound], *, others: int) -> None:
+def _plan(choice: DraftChoice, turns: Sequence[SequenceRound], *, others: int, max_nodes: int) -> None:
     choice.planner.note_others(others, others)
     budgets = choice.planner.budgets([turn.sequence.plan_state for turn in turns])
     for turn, budget in zip(turns, budgets, strict=True):
         # a round writes one token more than it drafts: the bonus needs room as well
-        turn.budget = budget.in_room(turn.sequence.room - 1)
+        turn.budget = budget.within(max_nodes, budget.depth).in_room(turn.sequence.room - 1)
 
 
 def _draft(
@@ -573,10 +572,16 @@ def _commit(parts: EngineParts, turns: Sequence[SequenceRound], chunks: Sequence
         PassOutcome(c.sequence, job, range(c.num_tokens), c.num_tokens) for job, c in enumerate(chunks, len(turns))
     ]
     record_states(parts, gains, result)
-    gains = [gain for gain in gains if gain.verdict is None or not gain.sequence.is_finished]
-    if gains:
-        parts.target.apply([Commit(slot_of(gain.sequence), gain.nodes) for gain in gains])
+    commits = [_commit_of(gain) for gain in gains if gain.verdict is None or gain.sequence.error is None]
+    if commits:
+        parts.target.apply(commits)
         observe(parts, gains, result)
+
+
+def _commit_of(gain: PassOutcome) -> Commit:
+    """Of a finished sequence only what was settled: a prefix that ends before the last tokens is of use to others."""
+    is_last = gain.verdict is not None and gain.sequence.is_finished
+    return Commit(slot_of(gain.sequence), gain.nodes[: gain.tokens_read] if is_last else gain.nodes)
 
 
 def _committed(turn: SequenceRound) -> Sequence[int]:

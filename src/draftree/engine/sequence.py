@@ -442,3 +442,9 @@ class WritingSequence:
         if self.rounds:
             self.rounds = []
         return update
+
+
+def slot_of(sequence: WritingSequence) -> Slot:
+    """Return the target's slot of a sequence in a round."""
+    assert sequence.slot is not None, "a sequence in a round has a slot"
+    return sequence.slot
