@@ -157,9 +157,10 @@ def test_weights_of_float16_keep_their_values(family: str) -> None:
     require_near(at_once(lm, tokens), logits_of(peer_of(family, dtype=torch.float16).float(), tokens))
 
 
-def test_norms_of_single_heads_are_refused() -> None:
-    with pytest.raises(NativeUnavailableError, match="unknown use"):
-        plan_lowering(HFModel(peer_of("phi", qk_layernorm=True)))
+def test_norms_of_single_heads_with_mean_and_bias() -> None:
+    model, tokens = peer_of("phi", qk_layernorm=True), text(60)
+    lm = lower(HFModel(model))
+    require_near(at_once(lm, tokens), logits_of(peer_of("phi", qk_layernorm=True), tokens))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from draftree.models.native.describe import plan_lowering
+from draftree.models.native.describe import plan_lowering, plan_model
 from draftree.models.native.model import NativeModel
 from draftree.models.native.weights import ModelWeights
 from draftree.models.torch.hf import HFModel
@@ -65,6 +65,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "gpt_oss": WINDOW,
 }
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32},
+    "lfm3": {
+        "num_hidden_layers": 4,
+        "layer_types": ["conv", "sliding_attention", "full_attention", "conv"],
+        "sliding_window": 37,
+        "use_sandwich_norm": True,
+        "use_attention_gate": True,
+    },
+}
+"""Families with recurrent layers."""
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -87,8 +98,13 @@ def lower(model: HFModel, *, quantization: str | None = None) -> NativeModel:
 
 
 def lowered(family: str, kind: str = "float32", **others: Any) -> NativeModel:
-    model = HFModel(fresh(family, dtype=DTYPES[kind], **(SIZES | FAMILIES[family] | others)))
-    return lower(model, quantization=kind if kind in QUANTIZED else None)
+    quantization = kind if kind in QUANTIZED else None
+    if family in HYBRIDS:
+        model = fresh(family, dtype=DTYPES[kind], **(SIZES | HYBRIDS[family] | others))
+        return NativeModel(plan_model(model), ModelWeights(model), quantization=quantization)
+    return lower(
+        HFModel(fresh(family, dtype=DTYPES[kind], **(SIZES | FAMILIES[family] | others))), quantization=quantization
+    )
 
 
 @functools.cache

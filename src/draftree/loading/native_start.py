@@ -70,7 +70,7 @@ def parsed_record(values: Mapping[str, Any]) -> Record:
 def _parsed(kind: Any, value: Any) -> Any:
     """Return a value of a type from what JSON made of it: dataclasses from objects, tuples from lists."""
     if isinstance(kind, types.UnionType):
-        return None if value is None else _parsed(kind.__args__[0], value)
+        return None if value is None else _parsed(_member(kind, value), value)
     if isinstance(kind, type) and is_dataclass(kind):
         kinds = _fields(kind)
         make = cast(Any, kind)
@@ -81,6 +81,12 @@ def _parsed(kind: Any, value: Any) -> Any:
         case abc.Mapping, (_, part):
             return {name: _parsed(part, item) for name, item in value.items()}
     return value
+
+
+def _member(union: types.UnionType, value: Any) -> Any:
+    """Return the first member of a union, or of dataclasses the one with the fields of a value."""
+    kinds = [kind for kind in union.__args__ if isinstance(kind, type) and is_dataclass(kind)]
+    return next((kind for kind in kinds if _fields(kind).keys() == value.keys()), union.__args__[0])
 
 
 _fields = functools.cache(typing.get_type_hints)

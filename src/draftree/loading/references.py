@@ -203,11 +203,11 @@ def with_rounded_inputs(model: nn.Module) -> Iterator[None]:
 def packed_reference(model: Any, ours: NativeModel) -> ReferenceLogits | None:
     """Return logits of the model's own forward pass over the packed weights, with rounded inputs.
 
-    None for a model with a projection before its layers, and for one with experts that is streamed. A model whose
-    weights were released is unusable afterwards.
+    None for a model with a projection before its layers, for one with products of parts of a weight, and for one with
+    experts that is streamed. A model whose weights were released is unusable afterwards.
     """
     plan = ours.blueprint
-    if plan.projection is not None or (plan.has_experts and ours.streams_weights):
+    if plan.projection is not None or plan.has_parts or (plan.has_experts and ours.streams_weights):
         return None
     with with_packed_weights(model, ours):
         return reference_logits(model)

@@ -17,8 +17,10 @@ from draftree.models.native.blueprint import (
     Blueprint,
     LayerBlueprint,
     LinearBlueprint,
+    OutputPart,
     Rope,
     ScoreBias,
+    ShortConvolution,
     SourceBlueprint,
 )
 from draftree.models.native.weights import StoredWeight
@@ -44,6 +46,9 @@ def record() -> Record:
         layers=(
             LAYER,
             replace(LAYER, window=None, rope=None),
+            replace(
+                LAYER, qkv=(replace(LINEAR, part=OutputPart(2, 0, 4)),), recurrence=ShortConvolution("c", None, 3, 16)
+            ),
             replace(LAYER, source=SourceBlueprint("n", LINEAR, BIASED, 1 / 3), score_bias=0),
         ),
         score_biases=(ScoreBias("t", (0, 1, 1)),),

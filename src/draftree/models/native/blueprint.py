@@ -14,6 +14,15 @@ from draftree.models.native.structures import CPass
 
 
 @dataclass(frozen=True, slots=True)
+class OutputPart:
+    """Outputs of a weight that are in equal groups: of each group those from `first` to `end`, exclusive."""
+
+    groups: int
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class LinearBlueprint:
     weight: str  # name of its weight
     bias: str | None  # name of its bias; None for none
@@ -29,11 +38,12 @@ class LinearBlueprint:
     # number of outputs of each head, its first ones, of which neighbours rotate together by position; 0 if those of
     # two halves do, as native kernels require
     pairs: int = 0
+    part: OutputPart | None = None  # outputs of the weight that are used; None for all
 
     @property
     def is_reordered(self) -> bool:
-        """Whether the weight has its outputs in another order."""
-        return self.is_interleaved or self.groups > 0 or self.pairs > 0
+        """Whether the weight has its outputs in another order, or more of them."""
+        return self.is_interleaved or self.groups > 0 or self.pairs > 0 or self.part is not None
 
     @property
     def is_arranged(self) -> bool:
@@ -98,6 +108,40 @@ class ExpertsBlueprint:
     def widest(self) -> int:
         return max(self.down.inputs, 0 if self.shared_down is None else self.shared_down.inputs)
 
+
+@dataclass(frozen=True, slots=True)
+class ShortConvolution:
+    """Mixer whose inputs are B, C and x, of `channels` numbers each: C times the causal convolution of B times x.
+
+    Its state is the last `taps - 1` inputs of the convolution.
+    """
+
+    convolution: str  # name of its weight, shape (channels, 1, taps)
+    bias: str | None  # name of its bias; None for none
+    taps: int
+    channels: int
+
+    @property
+    def kind(self) -> int:
+        return RECURRENCES["SHORT_CONVOLUTION"]
+
+    @property
+    def width(self) -> int:
+        """Numbers of a token that its state follows from."""
+        return self.channels
+
+    @property
+    def state_size(self) -> int:
+        """Numbers of a state besides the last inputs of the convolution."""
+        return 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.convolution,) if self.bias is None else (self.convolution, self.bias)
+
+
+Recurrence = ShortConvolution
+"""Kinds of mixers with a state."""
 
 NEAR, FAR, MOST = 64, 97, 4096
 """Number of first positions that are all compared with the model; smallest step between later ones; their number."""
@@ -166,13 +210,19 @@ ACTIVATIONS = {
 }
 SILU, GELU_TANH, GELU, RELU, QUICK_GELU, CLAMPED_SILU, RELU_SQUARED = ACTIVATIONS.values()
 MAX_EXPERTS = 1024
+MAX_TAPS = 16
+RECURRENCES = {"SHORT_CONVOLUTION": 0}
 NORM_KINDS = {"RMS_NORM": 0, "LAYER_NORM": 1}
 RMS_NORM, LAYER_NORM = NORM_KINDS.values()
 
 
 @dataclass(frozen=True, slots=True)
 class LayerBlueprint:
-    """One layer: names of its norms, None for none, and its projections, grouped by their input."""
+    """One layer: names of its norms, None for none, and its projections, grouped by their input.
+
+    Its mixer is attention, or a recurrence, or missing: then `qkv` is empty and `output` is None. Without a perceptron
+    `gate_up` is empty and `down` is None.
+    """
 
     attention_norm: str | None
     attention_post_norm: str | None
@@ -180,10 +230,10 @@ class LayerBlueprint:
     mlp_post_norm: str | None
     query_norm: str | None
     key_norm: str | None
-    qkv: tuple[LinearBlueprint, ...]
-    output: LinearBlueprint
+    qkv: tuple[LinearBlueprint, ...]  # inputs of the mixer: queries, keys, values, then the gate of attention, if any
+    output: LinearBlueprint | None
     gate_up: tuple[LinearBlueprint, ...]
-    down: LinearBlueprint
+    down: LinearBlueprint | None
     window: int | None
     scaling: float
     rope: int | None  # index in `Blueprint.ropes`; None for no rotary positions
@@ -198,6 +248,10 @@ class LayerBlueprint:
     sinks: str | None = None
     # the perceptron has experts, and `gate_up` and `down` are those of expert 0
     experts: ExpertsBlueprint | None = None
+    recurrence: Recurrence | None = None  # in place of attention
+    # outputs of the gate of attention, whose logistic function is a factor of its results: 1 for each head, or as many
+    # as a head has; 0 for no gate
+    gate_size: int = 0
 
     def with_norms_of(self, before: str | None) -> LayerBlueprint:
         """Return a layer with norms after its sublayers as one with norms before them."""
@@ -209,18 +263,21 @@ class LayerBlueprint:
     @property
     def linears(self) -> tuple[LinearBlueprint, ...]:
         experts = () if self.experts is None else self.experts.linears
-        return (*self._attention, *self.gate_up, self.down, *experts)
+        return (*self._mixer, *self._perceptron, *experts)
 
     @property
     def products(self) -> tuple[LinearBlueprint, ...]:
         """All projections but routers; of experts, those of each one."""
-        perceptron = (*self.gate_up, self.down) if self.experts is None else self.experts.products
-        return (*self._attention, *perceptron)
+        return (*self._mixer, *(self._perceptron if self.experts is None else self.experts.products))
 
     @property
-    def _attention(self) -> tuple[LinearBlueprint, ...]:
+    def _mixer(self) -> tuple[LinearBlueprint, ...]:
         source = () if self.source is None else (self.source.query, self.source.output)
-        return (*self.qkv, self.output, *source)
+        return (*self.qkv, *(() if self.output is None else (self.output,)), *source)
+
+    @property
+    def _perceptron(self) -> tuple[LinearBlueprint, ...]:
+        return self.gate_up if self.down is None else (*self.gate_up, self.down)
 
     @property
     def norms(self) -> tuple[str, ...]:
@@ -291,13 +348,16 @@ class Blueprint:
         def plain(linear: LinearBlueprint) -> LinearBlueprint:
             return replace(linear, is_transposed=False, is_interleaved=False, groups=0, pairs=0)
 
+        def plain_or_none(linear: LinearBlueprint | None) -> LinearBlueprint | None:
+            return None if linear is None else plain(linear)
+
         layers = tuple(
             replace(
                 layer,
                 qkv=tuple(map(plain, layer.qkv)),
-                output=plain(layer.output),
+                output=plain_or_none(layer.output),
                 gate_up=tuple(map(plain, layer.gate_up)),
-                down=plain(layer.down),
+                down=plain_or_none(layer.down),
             )
             for layer in self.layers
         )
@@ -306,6 +366,16 @@ class Blueprint:
     def bias_of_norm(self, name: str) -> str | None:
         """Return the name of a norm's bias, from that of its weight; None for none."""
         return f"{name.removesuffix('weight')}bias" if self.has_norm_bias else None
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether layers have a state besides keys and values."""
+        return any(layer.recurrence is not None for layer in self.layers)
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether products have parts of the outputs of a weight."""
+        return any(linear.part is not None for layer in self.layers for linear in layer.linears)
 
     @property
     def has_experts(self) -> bool:
@@ -328,4 +398,5 @@ class Blueprint:
         for layer in self.layers:
             names |= {name for linear in layer.linears for name in linear.names}
             names |= set() if layer.sinks is None else {layer.sinks}
+            names |= set() if layer.recurrence is None else set(layer.recurrence.names)
         return frozenset(names)

@@ -28,6 +28,7 @@ from draftree.models.native.logits import NativeLogits
 from draftree.models.native.packed import PackedSource, PackedWeights, read_bytes
 from draftree.models.native.packing import unpack
 from draftree.models.native.shares import Share, ShareWeights
+from draftree.models.native.states import NativeStates, StepPlan
 from draftree.models.native.structures import CPass, CTrees, product_of
 from draftree.models.native.weights import Weights
 from draftree.sampling.tree_search import FoundTree, TreeSearch, TreeWidths
@@ -259,7 +260,7 @@ class NativeDecoder:
         self._blueprint = blueprint
         self._format = format_of(quantization, blueprint.dtype)
         self.dtype: torch.dtype = getattr(torch, blueprint.dtype)
-        self._memory_version = -1
+        self._memory_version = self._states_version = -1
         self._ropes = RopeTables(blueprint.ropes)
         self.logit_buffers = LogitBufferPool()
         self._form = CPass()  # arguments that all passes share
@@ -294,7 +295,10 @@ class NativeDecoder:
         """Size of a row's activations in bytes: residual stream, product, mixed values, next input."""
         plan = self._blueprint
         all_heads = (plan.heads + 2 * plan.kv_heads) * plan.head_dim
-        widest = max(plan.hidden, plan.heads * plan.head_dim, plan.mlp)
+        outputs = [sum(linear.outputs for linear in layer.qkv) for layer in plan.layers]
+        all_heads = max(all_heads, *outputs)
+        results = [layer.output.inputs for layer in plan.layers if layer.output is not None]
+        widest = max(plan.hidden, plan.heads * plan.head_dim, plan.mlp, *results)
         experts = [layer.experts for layer in plan.layers if layer.experts is not None]
         uses = max((part.chosen + (part.shared_down is not None) for part in experts), default=1)
         return 4 * (plan.hidden + uses * (max(all_heads, plan.hidden) + 2 * widest))  # each expert takes as much room
@@ -375,12 +379,14 @@ class NativeDecoder:
         features: Tensor | None = None,
         rope_positions: Sequence[int] | None = None,
         sources: SourceRows | None = None,
+        states: NativeStates | None = None,
+        steps: StepPlan | None = None,
     ) -> RangeOutput:
         """Run one pass over rows; their keys and values are written to the memory, None for a pass over no layers.
 
         `features` are projected to the input of the first layer, shape (rows, inputs of the projection), float32.
         `rope_positions` are entries of the rotary tables; None for the rows' positions. `sources` are those that rows
-        attend to.
+        attend to. `steps` are those of recurrent layers, on `states`.
         """
         requested, vocab = array("q", logit_rows), self._blueprint.vocab
         rotated = None if rope_positions is None else array("q", rope_positions)
@@ -399,7 +405,15 @@ class NativeDecoder:
         if sources is not None:
             run.source, run.sources = place_of(sources.rows), place_of(sources.table)
             run.source_queries = address(sources.queries)
+        columns = None
+        if steps is not None and states is not None:
+            if states.version != self._states_version:
+                states.point(self.packed.layers)
+                self._states_version = states.version
+            columns = steps.set_in(run)
+            run.state_step, run.stored_step, run.entry_step = states.strides
         self.library.run(self.packed.decoder, run)
+        del columns  # the pass refers to them
         at = RowsAt(buffer.address, len(logit_rows), vocab, vocab)
         return layer_range.output(NativeLogits(self.library, at, buffer.memory, run.num_threads), captured)
 
@@ -451,11 +465,12 @@ class NativeDecoder:
         """
         # avoids numpy and torch: a pass has evicted their code from the processor caches
         if memory is not None and memory.version != self._memory_version:
-            for index, layer in enumerate(self.packed.layers):
-                layer.keys = memory.keys[index].data_ptr()
-                layer.values = memory.values[index].data_ptr()
+            for index, keys in memory.keys.items():
+                if index >= 0:  # others are not read by layers
+                    layer = self.packed.layers[index]
+                    layer.keys, layer.values = keys.data_ptr(), memory.values[index].data_ptr()
+                    self._form.slot_step = keys.stride(0) // keys.shape[-1]
             self._form.places = memory.length
-            self._form.slot_step = memory.keys[0].stride(0) // memory.keys[0].shape[-1]
             self._memory_version = memory.version
         longest = rows.longest if rope_positions is None else max(rope_positions, default=0) + 1
         self._ropes.point(self._form, longest=longest + ahead)

@@ -28,10 +28,12 @@ from draftree.models.native.blueprint import (
     Blueprint,
     LayerBlueprint,
     LinearBlueprint,
+    OutputPart,
     Rope,
     read_ropes,
 )
 from draftree.models.native.build import NativeUnavailableError
+from draftree.models.native.mixers import describe_mixer, recurrent_mixer
 from draftree.models.native.modules import (
     Names,
     activation_module,
@@ -39,6 +41,7 @@ from draftree.models.native.modules import (
     clamps_of,
     experts_of,
     first_part,
+    gated_activation_of,
     has_experts,
     linear_of,
     linears_of,
@@ -48,7 +51,7 @@ from draftree.models.native.modules import (
     require_like_norms,
     runs_before,
 )
-from draftree.models.torch.attention import LayerCall, ProbePass, announced
+from draftree.models.torch.attention import LayerCall, ProbePass, announced, use_in_decoder
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.inspection import context_length, fingerprint, rope_settings
 from draftree.models.torch.layers import scale_of_embedding
@@ -73,11 +76,31 @@ class OwnAttention:
         self.calls = {layer: LayerCall(layer, scaling, window=None, softcap=None, sinks=None) for layer in layers}
 
 
-ModelFacts = HFModel | OwnAttention
+class HybridFacts:
+    """Facts of a model of which some layers mix tokens by a state, and the others with our attention."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.config = model.eval(), model.config.get_text_config()
+        self.vocab_size, self.max_length = int(self.config.vocab_size), context_length(self.config)
+        self.device, self.dtype = model.device, next(model.parameters()).dtype
+        self.fingerprint = fingerprint(model)
+        self.kind = type(model).__name__
+        use_in_decoder(model)
+        probe = ProbePass()
+        with torch.inference_mode(), announced(probe):
+            model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device), use_cache=False)
+        if probe.windows_of_masks != probe.windows_of_calls:
+            raise NativeUnavailableError("the window of each of its layers is unknown")
+        self.calls = probe.calls
+
+
+ModelFacts = HFModel | OwnAttention | HybridFacts
 
 
 def facts_of(model: Any) -> ModelFacts:
     """Return the facts of a `…ForCausalLM`, whose attention is set to ours where it can be chosen."""
+    if any(recurrent_mixer(layer) is not None for layer in first_part(model.base_model, *LAYERS) or ()):
+        return HybridFacts(model)
     layers = first_part(model.base_model, "h")
     attention = first_part(layers[0], "self_attention") if layers is not None and len(layers) else None
     if hasattr(attention, "query_key_value") and first_part(model.base_model, "rotary_emb") is not None:
@@ -87,6 +110,7 @@ def facts_of(model: Any) -> ModelFacts:
 
 ATTENTION = ("self_attn", "attn", "attention", "self_attention")
 QUERIES = ("q_proj", "qkv_proj", "c_attn")
+QUERY_NORM, KEY_NORM = ("q_norm", "q_layernorm"), ("k_norm", "k_layernorm")
 FACTOR_TOLERANCE = 1e-2
 """Largest relative error of a factor of queries that is one of the usual ones, in half precision."""
 ROTATION_TOLERANCE = 0.1
@@ -134,8 +158,8 @@ def _before_and_after(
     probe = _Queries(last=last)
     with ExitStack() as stack:
         for index, layer in enumerate(layers):
-            attention = part(layer, *ATTENTION)
-            for module in (first_part(attention, *QUERIES), first_part(attention, "q_norm")):
+            attention = first_part(layer, *ATTENTION)
+            for module in (first_part(attention, *QUERIES), first_part(attention, *QUERY_NORM)):
                 if module is not None:  # of product and norm, which runs later, the last one is kept
                     hook = module.register_forward_hook(
                         lambda _, inputs, out, index=index: outputs.update({index: out})
@@ -179,9 +203,9 @@ def rotations(
 
     `kinds`: index of each layer's kind; None for none.
     """
-    alike = [(kind, model.calls[index].window) for index, kind in enumerate(kinds)]
+    alike = [(kind, None if kind is None else model.calls[index].window) for index, kind in enumerate(kinds)]
     firsts = {key: alike.index(key) for key in alike if key[0] is not None}
-    if not any(first_part(part(layer, *ATTENTION), *QUERIES) for layer in layers):
+    if not any(first_part(first_part(layer, *ATTENTION), *QUERIES) for layer in layers):
         return [Rotation.NONE if kind is None else Rotation.HALVES for kind in kinds]
     if not firsts:
         return [Rotation.NONE] * len(layers)
@@ -209,18 +233,25 @@ def _rotation(before: Tensor, after: Tensor, rope: Rope) -> Rotation:
     return best if errors[best] <= ROTATION_TOLERANCE * float(after.norm()) else Rotation.HALVES
 
 
-BEFORE_ATTENTION = ("input_layernorm", "ln_attn", "ln_1", "self_attn_layer_norm")
-BEFORE_MLP = ("ln_mlp", "post_attention_layernorm", "ln_2", "final_layer_norm")
+BEFORE_ATTENTION = ("input_layernorm", "ln_attn", "ln_1", "self_attn_layer_norm", "operator_norm")
+BEFORE_MLP = ("ln_mlp", "post_attention_layernorm", "ln_2", "final_layer_norm", "ffn_norm")
 OUTPUT = ("o_proj", "out_proj", "c_proj", "dense")
 AFTER_ATTENTION = "post_attention_layernorm"
 """Name of a norm before the perceptron, or after attention if there are other names for that or none before it."""
 UP = ("fc1", "c_fc", "dense_h_to_4h")
-DOWN = ("down_proj", "fc2", "c_proj", "dense_4h_to_h")
+GATE_UP = (("gate_proj", "up_proj"), ("w1", "w3"))
+DOWN = ("down_proj", "fc2", "c_proj", "dense_4h_to_h", "w2")
 
 
 def mlp_of(layer: Any) -> Any:
     """Return the module with the perceptron: the layer itself in some families."""
-    return layer if hasattr(layer, "fc1") else part(layer, "mlp")
+    return layer if hasattr(layer, "fc1") else part(layer, "mlp", "feed_forward")
+
+
+def first_products(mlp: Any) -> tuple[str, ...]:
+    """Return the names of the products that read the input of a perceptron."""
+    names = (*GATE_UP, *((name,) for name in UP), ("up_proj",))
+    return next((each for each in names if all(hasattr(mlp, name) for name in each)), GATE_UP[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,41 +279,76 @@ def norms_of(layer: Any) -> LayerNorms:
     if hasattr(layer, "post_self_attn_layernorm"):
         return LayerNorms(first, layer.post_self_attn_layernorm, after, part(layer, "post_mlp_layernorm"))
     second = first_part(layer, *BEFORE_MLP)
+    if hasattr(layer, "post_operator_norm"):
+        posts = (layer.post_operator_norm, part(layer, "post_ffn_norm"))
+        attention_post, mlp_post = (None if isinstance(norm, nn.Identity) else norm for norm in posts)
+        return LayerNorms(first, attention_post, second, mlp_post)
     return LayerNorms(first, None, first if second is None else second, None)  # parallel sublayers may share theirs
 
 
-def describe_layer(
-    layer: Any, call: LayerCall, rope: int | None, *, names: Names, factor: float, pairs: int = 0
-) -> LayerBlueprint:
-    """Return the blueprint of a layer whose rotary positions have the index `rope`; None for none."""
-    attention = part(layer, *ATTENTION)
+def describe_layer(layer: Any, *, names: Names) -> LayerBlueprint:
+    """Return the blueprint of a layer without its mixer."""
     mlp = mlp_of(layer)
     norms = norms_of(layer)
-
-    def norm(module: Any) -> str | None:
-        return None if module is None else names.of(module)
-
-    up = next((name for name in UP if hasattr(mlp, name)), "up_proj")
-    has_gate = up == "up_proj" and (hasattr(mlp, "gate_proj") or not hasattr(mlp, up))
-    first = ("gate_proj", up) if has_gate else (up,)  # products of a perceptron
     experts = experts_of(mlp, int(part(norms.any, "weight").numel()), names=names) if has_experts(mlp) else None
+    gate_up = linears_of(mlp, first_products(mlp), ("gate_up_proj",), names=names) if experts is None else ()
     return LayerBlueprint(
-        attention_norm=norm(norms.attention),
-        attention_post_norm=norm(norms.attention_post),
-        mlp_norm=norm(norms.mlp),
-        mlp_post_norm=norm(norms.mlp_post),
-        query_norm=norm(getattr(attention, "q_norm", None)),
-        key_norm=norm(getattr(attention, "k_norm", None)),
-        qkv=_queries_keys_values(attention, names=names, pairs=pairs),
-        output=linear_of(part(attention, *OUTPUT), "'o_proj'", names=names),
-        gate_up=(experts.gate_up,) if experts is not None else linears_of(mlp, first, ("gate_up_proj",), names=names),
-        down=experts.down if experts is not None else linear_of(part(mlp, *DOWN), "'down_proj'", names=names),
+        attention_norm=_name_of(norms.attention, names),
+        attention_post_norm=_name_of(norms.attention_post, names),
+        mlp_norm=_name_of(norms.mlp, names),
+        mlp_post_norm=_name_of(norms.mlp_post, names),
+        query_norm=None,
+        key_norm=None,
+        qkv=(),
+        output=None,
+        gate_up=gate_up if experts is None else (experts.gate_up,),
+        down=linear_of(part(mlp, *DOWN), "'down_proj'", names=names) if experts is None else experts.down,
+        window=None,
+        scaling=1.0,
+        rope=None,
+        experts=experts,
+    )
+
+
+def _name_of(norm: Any, names: Names) -> str | None:
+    return None if norm is None else names.of(norm)
+
+
+def with_attention(
+    plan: LayerBlueprint,
+    attention: Any,
+    call: LayerCall,
+    rope: int | None,
+    *,
+    names: Names,
+    heads: int,
+    factor: float,
+    pairs: int = 0,
+) -> LayerBlueprint:
+    """Return a layer with attention, whose rotary positions have the index `rope`; None for none."""
+    output = linear_of(part(attention, *OUTPUT), "'o_proj'", names=names)
+    qkv = _queries_keys_values(attention, names=names, pairs=pairs)
+    head_dim, gate_size = output.inputs // heads, 0
+    if len(qkv) == 3 and qkv[0].outputs == 2 * output.inputs:  # queries and gate of each head
+        gate_size = head_dim
+        both = replace(qkv[0], outputs=output.inputs)
+        queries = replace(both, part=OutputPart(heads, 0, head_dim))
+        qkv = (queries, *qkv[1:], replace(both, part=OutputPart(heads, head_dim, 2 * head_dim)))
+    elif (gate := first_part(attention, "g_proj")) is not None:
+        qkv = (*qkv, linear_of(gate, "'g_proj'", names=names))
+        gate_size = qkv[-1].outputs // heads
+    return replace(
+        plan,
+        query_norm=_name_of(first_part(attention, *QUERY_NORM), names),
+        key_norm=_name_of(first_part(attention, *KEY_NORM), names),
+        qkv=qkv,
+        output=output,
         window=call.window,
         scaling=call.scaling * factor,
         rope=rope,
         score_cap=call.softcap,
         sinks=None if call.sinks is None else names.of_parameter(call.sinks),
-        experts=experts,
+        gate_size=gate_size,
     )
 
 
@@ -302,11 +368,12 @@ def _queries_keys_values(attention: Any, *, names: Names, pairs: int) -> tuple[L
 
 
 def is_gated(layer: LayerBlueprint) -> bool:
+    assert layer.down is not None, "the layer has a perceptron"
     return sum(linear.outputs for linear in layer.gate_up) == 2 * layer.down.inputs
 
 
 LAYERS = ("layers", "h")
-LAST_NORM = ("norm", "ln_f", "final_layer_norm", "final_layernorm")
+LAST_NORM = ("norm", "ln_f", "final_layer_norm", "final_layernorm", "embedding_norm")
 POSITIONS = ("wpe", "embed_positions")
 ACTIVATION = ("act_fn", "activation_fn", "act")
 
@@ -331,10 +398,9 @@ def read(model: ModelFacts) -> Blueprint:
     if rotary is None and table is None:
         raise NativeUnavailableError(f"{type(base).__name__} has no 'rotary_emb', and no table of positions")
     first_norm = norms_of(modules[0]).any
-    attention = part(modules[0], *ATTENTION)
     # norms follow their sublayers if the modules run in this order
     is_post_norm = norm_facts(first_norm).kind == LAYER_NORM and not runs_before(
-        partial(_probe, model), first_norm, attention
+        partial(_probe, model), first_norm, part(modules[0], *ATTENTION)
     )
     layers, ropes = _layers(model, modules, rotary, names=names)
     norm = first_part(base, *LAST_NORM)
@@ -357,9 +423,9 @@ def read(model: ModelFacts) -> Blueprint:
         dtype=str(model.dtype).removeprefix("torch."),
         hidden=int(config.hidden_size),
         heads=heads,
-        kv_heads=(sum(linear.outputs for linear in layers[0].qkv) // head_dim - heads) // 2,
+        kv_heads=_kv_heads(layers, heads=heads, head_dim=head_dim),
         head_dim=head_dim,
-        mlp=max(layer.down.inputs if layer.experts is None else layer.experts.widest for layer in layers),
+        mlp=max(map(inner_size, layers)),
         vocab=model.vocab_size,
         activation=activation,
         epsilon=facts.epsilon,
@@ -389,6 +455,21 @@ def read(model: ModelFacts) -> Blueprint:
     return plan
 
 
+def _kv_heads(layers: Sequence[LayerBlueprint], *, heads: int, head_dim: int) -> int:
+    attention = next((layer for layer in layers if layer.qkv and layer.recurrence is None), None)
+    if attention is None:
+        return heads
+    return (sum(linear.outputs for linear in attention.qkv) - heads * (head_dim + attention.gate_size)) // (
+        2 * head_dim
+    )
+
+
+def inner_size(layer: LayerBlueprint) -> int:
+    if layer.experts is not None:
+        return layer.experts.widest
+    return 0 if layer.down is None else layer.down.inputs
+
+
 def _layers(
     model: ModelFacts, modules: Sequence[Any], rotary: Any, *, names: Names
 ) -> tuple[tuple[LayerBlueprint, ...], tuple[Rope, ...]]:
@@ -399,19 +480,30 @@ def _layers(
     numbers = [None if kind is None else kinds.index(kind) for kind in of_layers]
     turned = rotations(model, modules, ropes, numbers)
     numbers = [None if turn is Rotation.NONE else number for turn, number in zip(turned, numbers, strict=True)]
-    factors = query_factors(model, modules) if None in numbers else {}
-    layers = tuple(
-        describe_layer(
-            layer,
-            model.calls[index],
-            number,
-            names=names,
-            factor=factors.get(index, 1.0) if number is None else 1.0,
-            pairs=2 * len(ropes[number].frequencies) if number is not None and turned[index] is Rotation.PAIRS else 0,
+    attends = [first_part(layer, *ATTENTION) is not None for layer in modules]
+    is_unplaced = any(number is None and attending for number, attending in zip(numbers, attends, strict=True))
+    factors = query_factors(model, modules) if is_unplaced else {}
+    layers = []
+    for index, (layer, number) in enumerate(zip(modules, numbers, strict=True)):
+        plan, attention = describe_layer(layer, names=names), first_part(layer, *ATTENTION)
+        if attention is None:
+            mixer = describe_mixer(layer, names=names)
+            layers.append(replace(plan, qkv=mixer.inputs, output=mixer.output, recurrence=mixer.recurrence))
+            continue
+        is_paired = number is not None and turned[index] is Rotation.PAIRS
+        layers.append(
+            with_attention(
+                plan,
+                attention,
+                model.calls[index],
+                number,
+                names=names,
+                heads=int(model.config.num_attention_heads),
+                factor=factors.get(index, 1.0) if number is None else 1.0,
+                pairs=2 * len(ropes[number].frequencies) if number is not None and is_paired else 0,
+            )
         )
-        for index, (layer, number) in enumerate(zip(modules, numbers, strict=True))
-    )
-    return layers, ropes
+    return tuple(layers), ropes
 
 
 def _kinds(rotary: Any, config: Any, layers: Sequence[Any]) -> Sequence[str | None]:
@@ -421,7 +513,8 @@ def _kinds(rotary: Any, config: Any, layers: Sequence[Any]) -> Sequence[str | No
     known = [""] * len(layers)
     if "layer_type" in inspect.signature(rotary.forward).parameters:
         known = [str(kind) for kind in config.layer_types]
-    uses = [getattr(part(layer, *ATTENTION), "use_rope", True) for layer in layers]
+    attentions = [first_part(layer, *ATTENTION) for layer in layers]
+    uses = [attention is not None and getattr(attention, "use_rope", True) for attention in attentions]
     return [kind if used else None for kind, used in zip(known, uses, strict=True)]
 
 
@@ -453,7 +546,14 @@ def _activation(mlps: Sequence[Any]) -> tuple[int, float, float]:
     """Return the activation of all layers, and limit and slope of gates that are clamped."""
     clamps = {clamps_of(mlp) for mlp in mlps}
     if clamps == {None}:
-        return activation_of([part(activation_module(mlp), *ACTIVATION) for mlp in mlps]), 0.0, 0.0
+        functions = [first_part(activation_module(mlp), *ACTIVATION) for mlp in mlps]
+        unnamed = [mlp for mlp, function in zip(mlps, functions, strict=True) if function is None]
+        kinds = {gated_activation_of(mlp, *first_products(mlp), down=part(mlp, *DOWN)) for mlp in unnamed}
+        if named := [function for function in functions if function is not None]:
+            kinds.add(activation_of(named))
+        if len(kinds) > 1:
+            raise NativeUnavailableError("its layers have several activations")
+        return kinds.pop(), 0.0, 0.0
     (clamp,) = clamps if len(clamps) == 1 else (None,)
     if clamp is None:
         raise NativeUnavailableError("the gates of its layers are clamped in different ways")
@@ -463,20 +563,21 @@ def _activation(mlps: Sequence[Any]) -> tuple[int, float, float]:
 def require_sizes(plan: Blueprint, names: Names) -> None:
     shared = [layer.experts.shared_down for layer in plan.layers if layer.experts is not None]
     inner = {down.inputs for down in (*(layer.down for layer in plan.layers), *shared) if down is not None}
+    channels = {layer.recurrence.channels for layer in plan.layers if layer.recurrence is not None}
     units = [("hidden size", plan.hidden, 16), ("size of a head", plan.head_dim, 16)]
-    for name, size, unit in (*units, *(("inner size", size, 32) for size in sorted(inner))):
+    units += [("inner size", size, 32) for size in sorted(inner)]
+    for name, size, unit in (*units, *(("number of channels", size, 16) for size in sorted(channels))):
         if size % unit:
             raise NativeUnavailableError(f"its {name} of {size} is no multiple of {unit}")
     heads = (plan.heads + 2 * plan.kv_heads) * plan.head_dim
     wide = 2 if plan.is_gated else 1
     for layer in plan.layers:
-        sizes = (
-            sum(linear.outputs for linear in layer.qkv),
-            layer.output.inputs,
-            sum(linear.outputs for linear in layer.gate_up),
-            layer.down.inputs,
-        )
-        if sizes != (heads, plan.heads * plan.head_dim, wide * layer.down.inputs, layer.down.inputs):
+        if layer.down is not None and sum(linear.outputs for linear in layer.gate_up) != wide * layer.down.inputs:
+            raise NativeUnavailableError(f"a layer has a perceptron with results of the size {layer.down.inputs}")
+        if layer.recurrence is not None or layer.output is None:
+            continue
+        sizes = sum(linear.outputs for linear in layer.qkv) - layer.gate_size * plan.heads, layer.output.inputs
+        if sizes != (heads, plan.heads * plan.head_dim) or layer.gate_size not in (0, 1, plan.head_dim):
             raise NativeUnavailableError(f"a layer has projections of the sizes {sizes}")
         norms = [
             (layer.query_norm, plan.heads if plan.has_joint_norms else 1),

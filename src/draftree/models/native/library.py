@@ -16,7 +16,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from draftree.models.native.blueprint import ACTIVATIONS, MAX_EXPERTS, NORM_KINDS, Blueprint, LinearBlueprint
+from draftree.models.native.blueprint import (
+    ACTIVATIONS,
+    MAX_EXPERTS,
+    MAX_TAPS,
+    NORM_KINDS,
+    RECURRENCES,
+    Blueprint,
+    LinearBlueprint,
+)
 from draftree.models.native.build import (
     NativeUnavailableError,
     NoCompilerError,
@@ -240,7 +248,8 @@ class Library:
         self.groups = GroupFunctions(self._library)  # functions for weights with a scale for each group of inputs
         layout = parse_layout(self._library.draftree_layout().decode())
         formats = {name.upper(): number for name, number in FORMATS.items()}
-        constants = {**formats, **ACTIVATIONS, **NORM_KINDS, "LANES": LANES, "MAX_EXPERTS": MAX_EXPERTS}
+        constants = {**formats, **ACTIVATIONS, **NORM_KINDS, "LANES": LANES}
+        constants |= RECURRENCES | {"MAX_EXPERTS": MAX_EXPERTS, "MAX_TAPS": MAX_TAPS}
         require_same_layout(layout, (*STRUCTURES, CSearch), constants | {"NUM_KINDS": len(KINDS)})
         self.rows_of_chunk = layout["-", "ATTENTION_ROWS"][1]
         self.max_count = layout["-", "MAX_COUNT"][1]

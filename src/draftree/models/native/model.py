@@ -17,6 +17,7 @@ from draftree.models.native.blueprint import LAYER_NORM, Blueprint, LayerBluepri
 from draftree.models.native.decoder import KV_SCALE_BYTES, NativeDecoder, plan_rows
 from draftree.models.native.library import LANES
 from draftree.models.native.shares import Share
+from draftree.models.native.states import MOST_KEPT, NativeStates
 from draftree.models.native.structures import NORMS
 from draftree.models.native.weights import Weights
 
@@ -50,8 +51,17 @@ class NativeModel(SlottedModel):
 
     def _new_pool(self, row: int, dtype: torch.dtype) -> SlotPool:
         """Return slots with `row` numbers for the key of a token and a head, and as many for its value."""
-        shapes = dict.fromkeys(range(self._decoder.num_layers), LayerShape(self._kv_heads, row, row))
-        return SlotPool(shapes, dtype=dtype, device=self.device, leftovers=Leftovers.UNREAD)
+        layers = self.blueprint.layers
+        attentions = [index for index, layer in enumerate(layers) if layer.qkv and layer.recurrence is None]
+        recurrences = {index: layer.recurrence for index, layer in enumerate(layers) if layer.recurrence is not None}
+        self._states = NativeStates(recurrences) if recurrences else None
+        return SlotPool(
+            dict.fromkeys(attentions, LayerShape(self._kv_heads, row, row)),
+            dtype=dtype,
+            device=self.device,
+            leftovers=Leftovers.UNREAD,
+            states=self._states,
+        )
 
     def use_kv_dtype(self, kv_dtype: str) -> None:
         """Store keys and values in 8 bits from now on: symmetric codes with a float32 scale per token and head.
@@ -110,6 +120,8 @@ class NativeModel(SlottedModel):
             token=self._pool.memory.token_bytes,
             logits=self.vocab_size * LOGIT_BYTES,
             row=self._decoder.row_bytes,
+            state=0 if self._states is None else (1 + MOST_KEPT) * self._states.state_bytes,
+            node=0 if self._states is None else self._states.entry_bytes,
         )
 
     def input_embedding(self) -> Tensor:
@@ -129,7 +141,21 @@ class NativeModel(SlottedModel):
         slots, tokens = [kv_slot(job.slot) for job in jobs], [job.tokens for job in jobs]
         chunk = self._decoder.rows_of_chunk(sum(map(len, tokens)))
         rows = plan_rows(slots, tokens, nodes, rows_of_chunk=chunk)
-        return self._decoder.run(self._pool.memory, rows, requested_rows(jobs), layer_range=layer_range)
+        requested, memory, states = requested_rows(jobs), self._pool.memory, self._states
+        if states is None:
+            return self._decoder.run(memory, rows, requested, layer_range=layer_range)
+        keeps = (layer_range.first, layer_range.end, layer_range.part) == (0, self.num_layers, None)
+        steps = states.plan(slots, nodes, [job.settled for job in jobs], keeps=keeps)
+        output = self._decoder.run(memory, rows, requested, layer_range=layer_range, states=states, steps=steps)
+        states.note(steps)
+        return output
+
+    def _require_layers(self, part: LayerSubset) -> None:
+        if self._states is not None:
+            raise UnsupportedModelError(
+                f"{self.kind} has recurrent layers, of which no part runs alone: choose a drafter that runs no part of "
+                "the model"
+            )
 
 
 @final
@@ -196,29 +222,31 @@ class UnpackedWeights(Weights):
         if in_turns:  # blocks of gate and up alternate
             weight = weight.view(-1, 2, LANES, weight.shape[1]).transpose(0, 1).reshape(-1, weight.shape[1])
             bias = None if bias is None else bias.view(-1, 2, LANES).transpose(0, 1).flatten()
-        sizes = [linear.outputs for linear in linears]
-        biases = [None] * len(sizes) if bias is None else bias[: sum(sizes)].split(sizes)
-        for linear, part, part_bias in zip(linears, weight.split(sizes), biases, strict=True):
-            self._parts[linear.weight] = part.contiguous()
+        first = 0
+        for linear in linears:
+            end = first + linear.outputs
+            self._parts[linear.weight] = weight[first:end].contiguous()
             if linear.bias is not None:
-                assert part_bias is not None, "the product has biases"
-                self._parts[linear.bias] = part_bias.contiguous()
+                assert bias is not None, "the product has biases"
+                self._parts[linear.bias] = bias[first:end].contiguous()
+            first = end + -end % LANES  # each layer starts in a block of its own
 
 
 def products_of_rows(
     layer: LayerBlueprint, *, is_gated: bool = True
 ) -> Iterator[tuple[str, Sequence[LinearBlueprint], bool]]:
     """Yield name, linear layers and order of the products of a layer that every row uses, without routers."""
-    yield "qkv", layer.qkv, False
-    yield "output", (layer.output,), False
+    if layer.output is not None:
+        yield "qkv", layer.qkv, False
+        yield "output", (layer.output,), False
     if layer.source is not None:
         yield "source_query", (layer.source.query,), False
         yield "source_output", (layer.source.output,), False
     experts = layer.experts
-    if experts is None:
+    if experts is None and layer.down is not None:
         yield "gate_up", layer.gate_up, is_gated
         yield "down", (layer.down,), False
-    elif experts.shared_down is not None:
+    elif experts is not None and experts.shared_down is not None:
         yield f"gate_up.{experts.count}", experts.shared_gate_up, True
         yield f"down.{experts.count}", (experts.shared_down,), False
 
@@ -242,6 +270,8 @@ class QuantizedCopy(LanguageModel):
             )
         if target.blueprint.has_experts:
             raise UnsupportedModelError("a model with experts has no copy with fewer bits")
+        if target.blueprint.is_recurrent:
+            raise UnsupportedModelError("a model with recurrent layers has no copy with fewer bits")
         self._target = target
         blueprint = target.blueprint.as_unpacked()
         weights = UnpackedWeights(blueprint, target.decoder)

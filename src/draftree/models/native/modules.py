@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -85,23 +87,42 @@ def linears_of(owner: Any, parts: Sequence[str], fused: Sequence[str], *, names:
     return tuple(linear_of(part(owner, name), f"'{name}'", names=names) for name in chosen)
 
 
+ACTIVATION_FUNCTIONS: Mapping[int, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {
+        SILU: F.silu,
+        GELU_TANH: partial(F.gelu, approximate="tanh"),
+        GELU: F.gelu,
+        RELU: F.relu,
+        RELU_SQUARED: lambda x: F.relu(x).square(),
+        QUICK_GELU: lambda x: x * torch.sigmoid(1.702 * x),
+    }
+)
+OTHER_ACTIVATION = "the activation of its layers is neither SiLU, ReLU, its square, nor a kind of GELU"
+
+
 def activation_of(functions: Sequence[Any]) -> int:
     """Return the activation of all layers, identified by its values: implementations have many names."""
     x = torch.linspace(-4, 4, 33)
-    known = {
-        SILU: F.silu(x),
-        GELU_TANH: F.gelu(x, approximate="tanh"),
-        GELU: F.gelu(x),
-        RELU: F.relu(x),
-        RELU_SQUARED: F.relu(x).square(),
-        QUICK_GELU: x * torch.sigmoid(1.702 * x),
-    }
     with torch.inference_mode():
         results = [function(x) for function in functions]
-    for kind, expected in known.items():
-        if all(torch.allclose(result, expected, atol=1e-5) for result in results):
+    for kind, expected in ACTIVATION_FUNCTIONS.items():
+        if all(torch.allclose(result, expected(x), atol=1e-5) for result in results):
             return kind
-    raise NativeUnavailableError("the activation of its layers is neither SiLU, ReLU, its square, nor a kind of GELU")
+    raise NativeUnavailableError(OTHER_ACTIVATION)
+
+
+@torch.inference_mode()
+def gated_activation_of(mlp: Any, gate: str, up: str, *, down: Any) -> int:
+    """Return the activation of a perceptron with a gate that does not expose it, by the results of its products."""
+    gate_product = getattr(mlp, gate)
+    x = torch.randn(ROWS, gate_product.in_features, generator=torch.Generator().manual_seed(0))
+    x = 4 * x.to(gate_product.weight.dtype)
+    result, gates, factors = mlp(x), gate_product(x), getattr(mlp, up)(x)
+    for kind, function in ACTIVATION_FUNCTIONS.items():
+        wanted = down(function(gates) * factors)
+        if (result - wanted).abs().max() <= LINEAR_TOLERANCE / 4 * wanted.abs().max():
+            return kind
+    raise NativeUnavailableError(OTHER_ACTIVATION)
 
 
 class _ReadError(Exception):

@@ -14,11 +14,18 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from draftree.models.native.blueprint import LAYER_NORM, Blueprint, ExpertsBlueprint, LayerBlueprint, LinearBlueprint
+from draftree.models.native.blueprint import (
+    LAYER_NORM,
+    Blueprint,
+    ExpertsBlueprint,
+    LayerBlueprint,
+    LinearBlueprint,
+    Recurrence,
+)
 from draftree.models.native.library import FORMATS, KIND_BITS, LANES, Library, address, lookup_of
 from draftree.models.native.packing import Packer, bytes_needed
 from draftree.models.native.shares import Share
-from draftree.models.native.structures import NORMS, CDecoder, CExperts, CLayer, CLinear, expert_products
+from draftree.models.native.structures import NORMS, CDecoder, CExperts, CLayer, CLinear, CRecurrence, expert_products
 from draftree.models.native.weights import Weights
 from draftree.weights.gguf_file import KINDS
 
@@ -212,8 +219,7 @@ class PackedWeights:
         hidden, mlp = (0, 0) if self._share is None else (self._share.hidden.start, self._share.mlp.start)
         packed = CLayer(
             **{name: self._norm(getattr(layer, name)) for name in NORMS},
-            qkv=self._linear(layer.qkv),
-            output=self._linear([layer.output], first_output=hidden),
+            gate_size=layer.gate_size,
             window=layer.window or 0,
             rope=NO_ROPE if layer.rope is None else layer.rope,
             is_normed_residual=layer.is_normed_residual,
@@ -221,6 +227,13 @@ class PackedWeights:
             score_cap=layer.score_cap or 0.0,
             sinks=None if layer.sinks is None else self._keep(self._small(layer.sinks)).data_ptr(),
         )
+        if layer.output is not None:
+            packed.qkv = self._linear(layer.qkv)
+            packed.output = self._linear([layer.output], first_output=hidden)
+        if layer.recurrence is not None:
+            recurrence = self._recurrence(layer.recurrence)
+            self._structures.append(recurrence)
+            packed.recurrence = ctypes.addressof(recurrence)
         if layer.source is not None:
             packed.source_norm = self._norm(layer.source.norm)
             packed.source_query = self._linear([layer.source.query])
@@ -234,13 +247,28 @@ class PackedWeights:
             for name in dict.fromkeys(name for linear in layer.experts.linears for name in linear.names):
                 if name not in kept:
                     self._weights.release(name)
-        else:
+        elif layer.down is not None:
             packed.gate_up = self._linear(layer.gate_up, in_turns=self._blueprint.is_gated, first_output=mlp)
             packed.down = self._linear([layer.down], first_output=hidden)
         self.layer_ends.append(self.used_bytes)
         if self._after_layer is not None:
             self._after_layer(self.used_bytes)
         return packed
+
+    def _recurrence(self, plan: Recurrence) -> CRecurrence:
+        """Return the structure of a recurrence; passes set where its states are."""
+        # the weights are small, and needed by checks: they are not released
+        taps = self._keep(self._rounded(plan.convolution).squeeze(1).t().contiguous())
+        bias = None if plan.bias is None else self._keep(self._rounded(plan.bias))
+        return CRecurrence(
+            kind=plan.kind,
+            taps=plan.taps,
+            channels=plan.channels,
+            width=plan.width,
+            state_size=plan.state_size,
+            convolution=taps.data_ptr(),
+            convolution_bias=address(bias),
+        )
 
     def _embedding(self, plan: Blueprint) -> Tensor:
         weight, is_lent = self._weights.get(plan.embedding), self._weights.lends(plan.embedding)
@@ -284,7 +312,7 @@ class PackedWeights:
     ) -> CLinear:
         """Pack layers with the options of `Packer.pack`, by default in the decoder's format; release their weights."""
         packed = self._packer.pack(linears, self._format if kind is None else kind, **options)
-        for name in (name for linear in linears if release for name in linear.names):
+        for name in dict.fromkeys(name for linear in linears if release for name in linear.names):
             self._weights.release(name)
         return packed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -40,6 +40,8 @@ def arranged(parameter: Tensor, linear: LinearBlueprint, *, head_dim: int) -> Te
     rows = parameter if linear.expert is None else parameter[linear.expert]
     if linear.is_transposed and is_weight:
         rows = rows.t()
+    if (part := linear.part) is not None:
+        rows = rows.unflatten(0, (part.groups, -1))[:, part.first : part.end].flatten(0, 1)
     if linear.is_interleaved:
         rows = torch.cat([rows[::2], rows[1::2]])
     if linear.groups:
@@ -96,16 +98,21 @@ class Packer:
         is_one: bool = False,
         first_output: int = 0,
     ) -> CLinear:
-        """Pack layers one after the other or, if `in_turns`, in alternating blocks; a grouped head has more bits."""
+        """Pack layers one after the other or, if `in_turns`, in alternating blocks; a grouped head has more bits.
+
+        Each of several layers starts in a block of its own, unless `is_one`.
+        """
         if kind == FORMATS["grouped"]:
             return self._grouped(linears, in_turns=in_turns, is_head=is_head, first_output=first_output)
         inputs, outputs = linears[0].inputs, sum(linear.outputs for linear in linears)
-        blocks = -(-outputs // LANES)
+        blocks = sum(-(-linear.outputs // LANES) for linear in linears) if not is_one else -(-outputs // LANES)
         packed = self.keep(self.room(blocks * self.library.block_bytes(inputs, kind)))
         is_int8 = kind == FORMATS["int8"]
         scales = self.keep(torch.zeros(blocks * LANES)) if is_int8 else None
         sums = self.keep(torch.zeros(blocks * LANES, dtype=torch.int32)) if is_int8 else None
         weights = [self._arranged(linear.weight, linear) for linear in linears]
+        if len(weights) > 1 and not in_turns and not is_one:
+            weights, outputs = list(map(_filled_up, weights)), blocks * LANES
         if in_turns and len(weights) == 1:
             weights = list(weights[0].chunk(2))
         bias = self._bias(linears, list(map(len, weights)), in_turns=in_turns)
@@ -134,10 +141,10 @@ class Packer:
             biases = [None, None] if biases[0] is None else list(biases[0].chunk(2))
         if all(bias is None for bias in biases):
             return None
-        full = [
-            torch.zeros(count) if bias is None else bias.to(self.dtype).to(torch.float32, copy=True)
-            for count, bias in zip(outputs, biases, strict=True)
-        ]
+        full = [torch.zeros(count) for count in outputs]
+        for part, bias in zip(full, biases, strict=True):
+            if bias is not None:
+                part[: len(bias)] = bias.to(self.dtype)
         if in_turns:
             return self.keep(torch.stack([part.reshape(-1, LANES) for part in full], dim=1).flatten().contiguous())
         return self.keep(torch.cat([*full, torch.zeros(-sum(map(len, full)) % LANES)]))
@@ -160,7 +167,10 @@ class Packer:
         sizes = [groups.block_bytes(inputs, kinds[owner]) for owner in owners]
         table = self.keep(table_of([kinds[owner] for owner in owners], sizes))
         packed = self.keep(self.room(sum(sizes)))
-        bias = self._bias(linears, list(map(len, sources)), in_turns=in_turns)
+        lengths = list(map(len, sources))
+        if len(sources) > 1 and not in_turns:
+            lengths = [count * LANES for count in blocks]
+        bias = self._bias(linears, lengths, in_turns=in_turns)
 
         def pack(piece: tuple[Tensor | RowBlocks, Tensor]) -> None:
             source, entries = piece
@@ -175,7 +185,7 @@ class Packer:
                 end = first + PACK_ROWS
                 pieces.append((_part(source, first, end), entries[first // LANES : end // LANES]))
         list(self.pool.map(pack, pieces))
-        fields = (address(bias), address(table), inputs, sum(map(len, sources)), FORMATS["grouped"], first_output)
+        fields = (address(bias), address(table), inputs, sum(lengths), FORMATS["grouped"], first_output)
         return CLinear(packed.data_ptr(), None, None, *fields)
 
     def _sources(self, linear: LinearBlueprint) -> Sequence[Tensor | RowBlocks]:
@@ -187,9 +197,17 @@ class Packer:
             blocks = self.weights.expert_blocks(linear.weight, linear.expert)
         if blocks is None:
             return [self._arranged(linear.weight, linear)]
+        if linear.part is not None:
+            return [replace(each, order=arranged(each.order, linear, head_dim=self.head_dim)) for each in blocks]
         if linear.is_transposed or linear.is_reordered:
             raise NativeUnavailableError(f"the rows of '{linear.weight}' have another order than passes need")
         return blocks
+
+
+def _filled_up(weight: Tensor) -> Tensor:
+    """Return a weight with rows of zeros at its end, up to a whole number of blocks."""
+    missing = -len(weight) % LANES
+    return torch.cat([weight, weight.new_zeros(missing, weight.shape[1])]) if missing else weight
 
 
 def _part(source: Tensor | RowBlocks, first: int, end: int) -> Tensor | RowBlocks:

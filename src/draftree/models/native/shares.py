@@ -120,9 +120,14 @@ def divide(blueprint: Blueprint, rank: int, size: int, memory: TeamMemory) -> Sh
         raise NativeUnavailableError(
             "a model with norms after its sublayers, experts, or weights in another order is not divided"
         )
+    if blueprint.is_recurrent or any(layer.gate_size for layer in blueprint.layers):
+        raise NativeUnavailableError("a model with recurrent layers, or with gates of attention, is not divided")
     if blueprint.has_joint_norms:
         raise NativeUnavailableError("a model that normalizes queries and keys of all heads together is not divided")
-    if any(layer.sinks is not None or layer.down.inputs != blueprint.mlp for layer in blueprint.layers):
+    if any(
+        layer.sinks is not None or layer.down is None or layer.down.inputs != blueprint.mlp
+        for layer in blueprint.layers
+    ):
         raise NativeUnavailableError("a model with sinks or perceptrons of several sizes is not divided")
     kv_heads = _range_of(blueprint.kv_heads, 1, rank, size)
     hidden = _range_of(blueprint.hidden, UNIT, rank, size)
@@ -150,6 +155,8 @@ def _layer(layer: LayerBlueprint, whole: Blueprint, kv_heads: int, hidden: int, 
     def share(part: LinearBlueprint, count: int, of: int) -> LinearBlueprint:
         return replace(part, outputs=part.outputs * count // of)
 
+    assert layer.output is not None, "a layer that is divided has a mixer"
+    assert layer.down is not None, "a layer that is divided has a perceptron"
     return replace(
         layer,
         qkv=tuple(share(part, kv_heads, whole.kv_heads) for part in layer.qkv),
@@ -179,7 +186,7 @@ class ShareWeights(Weights):
             gate_up = [share.mlp, _after(share.mlp, whole.mlp)] if is_fused else [share.mlp]
             parts += zip(layer.qkv, qkv, strict=True)
             parts += [(part, gate_up) for part in layer.gate_up]
-            parts += [(layer.output, [share.hidden]), (layer.down, [share.hidden])]
+            parts += [(part, [share.hidden]) for part in (layer.output, layer.down) if part is not None]
         for part, rows in parts:
             self._rows |= dict.fromkeys(part.names, rows)
         self._rows[whole.embedding] = [share.vocab]

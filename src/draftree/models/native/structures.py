@@ -44,6 +44,13 @@ def expert_products(experts: CExperts, name: str) -> ctypes.Array[CLinear]:
     return array
 
 
+class CRecurrence(ctypes.Structure):
+    _fields_ = (
+        *fields(_size, "kind", "taps", "channels", "width", "state_size"),
+        *fields(_pointer, "convolution", "convolution_bias", "states", "stored"),
+    )
+
+
 class CLayer(ctypes.Structure):
     _fields_ = (
         *fields(_pointer, "attention_norm", "embedding_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm"),
@@ -54,7 +61,8 @@ class CLayer(ctypes.Structure):
         *fields(_pointer, "score_bias", "source_norm"),
         *fields(CLinear, "source_query", "source_output"),
         *fields(_float, "source_scaling", "scaling", "score_cap"),
-        *fields(_pointer, "sinks", "experts"),
+        *fields(_pointer, "sinks", "experts", "recurrence"),
+        ("gate_size", _size),
     )
 
 
@@ -99,7 +107,10 @@ class CPass(ctypes.Structure):
         *fields(_pointer * 2, "cosines", "sines"),
         *fields(_pointer, "hidden_in", "features", "captured_layers", "captured", "skipped", "logit_rows", "logits"),
         *fields(_pointer, "source", "sources", "source_queries"),
-        ("bias_length", _size),
+        *fields(_size, "bias_length", "num_runs", "num_levels", "keeps_states"),
+        *fields(_size, "state_step", "stored_step", "entry_step"),
+        *fields(_pointer, "run_slot", "run_step", "run_settled"),
+        *fields(_pointer, "step_row", "step_entry", "step_parent", "step_from", "step_to"),
         ("team", _pointer),
         *fields(_size, "team_rank", "team_size"),
     )
@@ -115,7 +126,7 @@ class CTrees(ctypes.Structure):
     )
 
 
-STRUCTURES: tuple[type[ctypes.Structure], ...] = (CLinear, CExperts, CLayer, CDecoder, CPass, CTrees)
+STRUCTURES: tuple[type[ctypes.Structure], ...] = (CLinear, CExperts, CRecurrence, CLayer, CDecoder, CPass, CTrees)
 
 
 def parse_layout(text: str) -> Layout:

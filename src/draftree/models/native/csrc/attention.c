@@ -281,7 +281,7 @@ void attend(const Work *work, const Layer *layer, float *scratch, int64_t first_
     }
 #endif
     const int64_t dim = decoder->head_dim, group = decoder->heads / decoder->kv_heads;
-    const int64_t width = (decoder->heads + 2 * decoder->kv_heads) * dim,
+    const int64_t width = layer->qkv.outputs,
                   queries = (end_row - first_row) * group, of_row = group * dim;
     AttentionState at = start_attention(scratch, dim, queries, layer->scaling);
     int64_t places[KEY_BLOCK];

@@ -213,7 +213,7 @@ static void attend_by_tiles(const Work *work, const Layer *layer, float *scratch
     init_tiles(&at, (char *)scratch, dim, group, end_row - first_row);
     const int64_t widest = set_key_ranges(work->pass, layer, &at, first_row, end_row);
     const int is_transposed = at.num_tiles >= MIN_TILES_TO_TRANSPOSE;
-    pack_queries(work, &at, first_row, end_row, kv_head);
+    pack_queries(work, layer, &at, first_row, end_row, kv_head);
     at.own.scaling = layer->scaling * 1.44269504088896341f; /* for base 2 */
     attend_shared(work, layer, &at, widest, kv_head, is_transposed);
     if (is_transposed) transpose_sums_back(&at);

@@ -97,10 +97,9 @@ static int64_t set_key_ranges(const Pass *pass, const Layer *layer, Tiles *at, i
     return widest;
 }
 
-static void pack_queries(const Work *work, Tiles *at, int64_t first_row, int64_t end_row,
-                         int64_t kv_head) {
-    const Decoder *decoder = work->decoder;
-    const int64_t dim = at->dim, width = (decoder->heads + 2 * decoder->kv_heads) * dim;
+static void pack_queries(const Work *work, const Layer *layer, Tiles *at, int64_t first_row,
+                         int64_t end_row, int64_t kv_head) {
+    const int64_t dim = at->dim, width = layer->qkv.outputs;
     for (int64_t lane = 0; lane < at->num_lanes; lane++) {
         const float *query = work->wide + (first_row + lane / at->group) * width +
                              (kv_head * at->group + lane % at->group) * dim;

@@ -16,6 +16,7 @@
 #include "experts.h"
 #include "memory.h"
 #include "products.h"
+#include "recurrence.h"
 #include "rows.h"
 #include "steps.h"
 #include "structures.h"
@@ -76,14 +77,9 @@ static void norm_and_capture(const Work *work, const float *stream, const float 
     }
 }
 
-static void attention_part(Work *work, int64_t index, int64_t from, float *scratch, int phase) {
+static void run_attention(const Work *work, const Layer *layer, float *scratch, int phase) {
     const Decoder *decoder = work->decoder;
-    const Layer *layer = decoder->layers + index;
     const Pass *pass = work->pass;
-    const Layer *joined = layer->embedding_norm == NULL ? NULL : layer;
-    norm_and_capture(work, work->x, layer->attention_norm, joined, from, index, decoder->format,
-                     phase + ATTENTION_NORM);
-    product(work, &layer->qkv, work->rows, phase + QKV, TO_WIDE);
     EACH(row, work->rows, phase + PLACE) store_row(work, layer, row);
     EACH(item, pass->num_chunks * decoder->kv_heads, phase + ATTEND) {
         /* the last rows attend to most keys: they go first */
@@ -93,7 +89,20 @@ static void attention_part(Work *work, int64_t index, int64_t from, float *scrat
         attend(work, layer, scratch, first, end, kv_head);
     }
     meet(work, phase + ATTEND);
-    const int64_t width = decoder->all_heads * decoder->head_dim;
+    if (layer->gate_size == 0) return;
+    EACH(row, work->rows, phase + GATE) gate_attention(work, layer, row);
+}
+
+static void mixer_part(Work *work, int64_t index, int64_t from, float *scratch, int phase) {
+    const Decoder *decoder = work->decoder;
+    const Layer *layer = decoder->layers + index;
+    const Layer *joined = layer->embedding_norm == NULL ? NULL : layer;
+    norm_and_capture(work, work->x, layer->attention_norm, joined, from, index, decoder->format,
+                     phase + ATTENTION_NORM);
+    product(work, &layer->qkv, work->rows, phase + QKV, TO_WIDE);
+    if (layer->recurrence != NULL) run_recurrence(work, layer, phase);
+    else run_attention(work, layer, scratch, phase);
+    const int64_t width = layer->output.inputs;
     EACH(row, work->rows, phase + OUTPUT_INPUT)
         write_input(work, row, work->mixed + row * width, width, NULL);
     product(work, &layer->output, work->rows, phase + OUTPUT,
@@ -164,14 +173,17 @@ static void run_layers(Work *work, float *scratch) {
     for (int64_t i = pass->first_layer; i < last; i++, phase += LAYER_PHASES) {
         const uint8_t *skipped = pass->skipped == NULL ? NULL : pass->skipped + 2 * i;
         const float *stream = work->x;
-        if (skipped == NULL || !skipped[0]) {
-            attention_part(work, i, from, scratch, phase);
-            if (work->decoder->layers[i].source_query.weight != NULL)
+        const Layer *layer = work->decoder->layers + i;
+        const int has_mixer = layer->qkv.weight != NULL,
+                  has_perceptron = layer->experts != NULL || layer->gate_up.weight != NULL;
+        if (has_mixer && (skipped == NULL || !skipped[0])) {
+            mixer_part(work, i, from, scratch, phase);
+            if (layer->source_query.weight != NULL)
                 source_part(work, i, scratch, phase);
             if (work->decoder->is_parallel) stream = work->before;
             from = i + 1;
         }
-        if (skipped == NULL || !skipped[1]) {
+        if (has_perceptron && (skipped == NULL || !skipped[1])) {
             mlp_part(work, stream, i, from, phase);
             from = i + 1;
         }

@@ -6,6 +6,7 @@
     add("%s %s %zu %zu\n", #kind, #field, offsetof(kind, field), sizeof(((kind *)0)->field));
 #define LINEAR_LINE(type, name) LINE(Linear, name)
 #define EXPERTS_LINE(type, name) LINE(Experts, name)
+#define RECURRENCE_LINE(type, name) LINE(Recurrence, name)
 #define LAYER_LINE(type, name) LINE(Layer, name)
 #define DECODER_LINE(type, name) LINE(Decoder, name)
 #define PASS_LINE(type, name) LINE(Pass, name)
@@ -31,6 +32,8 @@ const char *draftree_layout(void) {
     SIZE(Linear)
     EXPERTS_FIELDS(EXPERTS_LINE)
     SIZE(Experts)
+    RECURRENCE_FIELDS(RECURRENCE_LINE)
+    SIZE(Recurrence)
     LAYER_FIELDS(LAYER_LINE)
     SIZE(Layer)
     DECODER_FIELDS(DECODER_LINE)
@@ -55,10 +58,12 @@ const char *draftree_layout(void) {
     CONSTANT(CLAMPED_SILU)
     CONSTANT(RMS_NORM)
     CONSTANT(LAYER_NORM)
+    CONSTANT(SHORT_CONVOLUTION)
     CONSTANT(LANES)
     CONSTANT(ATTENTION_ROWS)
     CONSTANT(MAX_COUNT)
     CONSTANT(MAX_EXPERTS)
+    CONSTANT(MAX_TAPS)
     return used < sizeof text ? text : "";
 }
 

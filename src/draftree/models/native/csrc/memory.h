@@ -39,7 +39,7 @@ static int64_t scratch_size(const Decoder *decoder, const Pass *pass) { /* of a 
 }
 
 INLINE int64_t mixed_width(const Decoder *decoder) { /* of a row, in numbers */
-    return max_int(decoder->all_heads * decoder->head_dim, decoder->mlp + 64);
+    return max_int(widest_result(decoder), decoder->mlp + 64);
 }
 
 /* bytes that a team shares in a pass with these rows and rows of logits */
@@ -104,12 +104,11 @@ static size_t place_routing(Routing *routing, const Decoder *decoder, int64_t ro
 static int place_work(Work *work, int64_t phases_of_pass) {
     const Decoder *decoder = work->decoder;
     const Pass *pass = work->pass;
-    const int64_t rows = (pass->rows + 15) / 16 * 16, dim = decoder->head_dim;
-    const int64_t all_heads = (decoder->heads + 2 * decoder->kv_heads) * dim;
+    const int64_t rows = (pass->rows + 15) / 16 * 16;
     const int64_t joined = widest_input(decoder), all = rows_and_places(decoder, pass->rows);
-    const int64_t widest = max_int(max_int(all_heads, widest_router(decoder)),
+    const int64_t widest = max_int(max_int(widest_mixer(decoder), widest_router(decoder)),
                                    max_int(decoder->hidden, joined));
-    const int64_t inputs = max_int(max_int(joined, decoder->all_heads * dim), decoder->mlp) + 64;
+    const int64_t inputs = max_int(max_int(joined, widest_result(decoder)), decoder->mlp) + 64;
     const int64_t phase_bytes = phases_of_pass * (int64_t)sizeof(Phase);
     work->scratch_size = scratch_size(decoder, pass);
     size_t used = 64;

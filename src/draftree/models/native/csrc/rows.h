@@ -215,11 +215,24 @@ static void rotate_head(const Work *work, float *head, const float *norm, int64_
     }
 }
 
+/* multiplies the results of a row's attention by the logistic function of its gate */
+static void gate_attention(const Work *work, const Layer *layer, int64_t row) {
+    const Decoder *decoder = work->decoder;
+    const int64_t dim = decoder->head_dim, width = layer->output.inputs;
+    const float *gate = work->wide + row * layer->qkv.outputs +
+                        (decoder->heads + 2 * decoder->kv_heads) * dim;
+    float *to = work->mixed + row * width;
+    for (int64_t i = 0; i < width; i += LANES) {
+        const vf of_numbers = layer->gate_size == 1 ? splat(gate[i / dim]) : load(gate + i);
+        store(to + i, load(to + i) / (1.0f + exp16(-of_numbers)));
+    }
+}
+
 static void store_row(const Work *work, const Layer *layer, int64_t row) {
     const Decoder *decoder = work->decoder;
     const Pass *pass = work->pass;
-    const int64_t dim = decoder->head_dim, width = (decoder->heads + 2 * decoder->kv_heads) * dim;
-    float *query = work->wide + row * width, *key = query + decoder->heads * dim,
+    const int64_t dim = decoder->head_dim;
+    float *query = work->wide + row * layer->qkv.outputs, *key = query + decoder->heads * dim,
           *value = key + decoder->kv_heads * dim;
     const float *query_norm = layer->query_norm, *key_norm = layer->key_norm;
     if (decoder->has_joint_norms) {

@@ -9,6 +9,8 @@ enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, GROUPED = 3 };
 enum { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3, QUICK_GELU = 4, CLAMPED_SILU = 5, RELU_SQUARED = 6 };
 enum { MAX_EXPERTS = 1024 /* of a layer */ };
 enum { RMS_NORM = 0, LAYER_NORM = 1 };
+enum { SHORT_CONVOLUTION = 0 }; /* kinds of recurrences */
+enum { MAX_TAPS = 16 /* of a convolution */ };
 
 typedef const float *TablePair[2];
 
@@ -60,6 +62,35 @@ typedef struct {
     EXPERTS_FIELDS(DECLARE)
 } Experts;
 
+/* A mixer with a state, in place of attention. `qkv` of its layer gives the inputs of the recurrence,
+ * and `output` reads its results.
+ *
+ * The state of a slot after its first tokens is the base state, followed by the window: the last
+ * taps - 1 inputs of the convolution, [taps - 1][channels], the oldest first. The inputs of later
+ * tokens are stored: their channels, and then what else the recurrence needs of a token.
+ *   taps, channels   of the convolution
+ *   width            stored numbers of a token
+ *   state_size       numbers of the base state before the window
+ *   convolution      [taps][channels], the oldest input first
+ *   convolution_bias   [channels], or NULL
+ *   states           [slot][state_size + (taps - 1) * channels]; slots lie the pass's state_step apart
+ *   stored           [slot][entry][width]; slots and entries lie the pass's stored_step and entry_step
+ *                    apart */
+#define RECURRENCE_FIELDS(FIELD) \
+    FIELD(int64_t, kind) \
+    FIELD(int64_t, taps) \
+    FIELD(int64_t, channels) \
+    FIELD(int64_t, width) \
+    FIELD(int64_t, state_size) \
+    FIELD(const float *, convolution) \
+    FIELD(const float *, convolution_bias) \
+    FIELD(float *, states) \
+    FIELD(float *, stored)
+
+typedef struct {
+    RECURRENCE_FIELDS(DECLARE)
+} Recurrence;
+
 /* A layer. Norms that it does not have are NULL. After the weights of a norm with a mean lie its
  * biases.
  *   embedding_norm       of a joined layer, whose attention reads the normed embedding of the token
@@ -67,7 +98,12 @@ typedef struct {
  *   is_normed_residual   of a joined layer: its residual stream starts after attention_norm
  *   keys, values   [slot][kv head][place][head_dim]; slots lie the pass's slot_step apart; codes
  *                  of 8 bits have a scale after each head_dim
+ *   qkv, output    of attention, or of the recurrence; weights NULL: no mixer
+ *   gate_up, down  weights NULL: no perceptron, unless there are experts
  *   experts        in place of gate_up and down, or NULL
+ *   recurrence     in place of attention, or NULL
+ *   gate_size      of the gate of attention, whose outputs follow the values: numbers of each head,
+ *                  1 or head_dim; 0: no gate
  *   sinks          [query head], scores of a key without a value that every row sees; NULL: none
  *   score_cap      scores are this times the hyperbolic tangent of scores / cap; 0: no cap
  *   window         positions that a row attends to, its own included; 0: all
@@ -101,7 +137,9 @@ typedef struct {
     FIELD(float, scaling) \
     FIELD(float, score_cap) \
     FIELD(const float *, sinks) \
-    FIELD(const Experts *, experts)
+    FIELD(const Experts *, experts) \
+    FIELD(const Recurrence *, recurrence) \
+    FIELD(int64_t, gate_size)
 
 typedef struct {
     LAYER_FIELDS(DECLARE)
@@ -194,6 +232,13 @@ typedef struct {
  *   source_queries     [row][heads][head_dim], queries of the last attention to sources, written by
  *                      the pass; NULL: not wanted
  *   bias_length        distances in the layers' score biases
+ *   num_runs           slots whose recurrences run; 0 without recurrences
+ *   run_slot, run_step, run_settled   of each slot: its index, its first step, and how many of its
+ *                      steps the base state moves on over; after the last run_step the total
+ *   step_row ... step_to   of each step, see recurrence.h
+ *   num_levels         levels of states that a slot needs at most
+ *   keeps_states       whether the base states move on
+ *   state_step, stored_step, entry_step   numbers from one to the next, see Recurrence
  *   team               memory that the processes of a team share; NULL: one process
  *   team_rank, team_size   of this process, and the number of processes */
 #define PASS_FIELDS(FIELD) \
@@ -229,6 +274,20 @@ typedef struct {
     FIELD(const int64_t *, sources) \
     FIELD(float *, source_queries) \
     FIELD(int64_t, bias_length) \
+    FIELD(int64_t, num_runs) \
+    FIELD(int64_t, num_levels) \
+    FIELD(int64_t, keeps_states) \
+    FIELD(int64_t, state_step) \
+    FIELD(int64_t, stored_step) \
+    FIELD(int64_t, entry_step) \
+    FIELD(const int64_t *, run_slot) \
+    FIELD(const int64_t *, run_step) \
+    FIELD(const int64_t *, run_settled) \
+    FIELD(const int64_t *, step_row) \
+    FIELD(const int64_t *, step_entry) \
+    FIELD(const int64_t *, step_parent) \
+    FIELD(const int64_t *, step_from) \
+    FIELD(const int64_t *, step_to) \
     FIELD(void *, team) \
     FIELD(int64_t, team_rank) \
     FIELD(int64_t, team_size)

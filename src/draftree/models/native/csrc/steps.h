@@ -8,6 +8,7 @@ enum {
     QKV,
     PLACE,
     ATTEND,
+    GATE,
     OUTPUT_INPUT,
     OUTPUT,
     ATTENTION_POST_NORM,
@@ -25,5 +26,8 @@ enum {
     DOWN_INPUT,
     DOWN,
     MLP_POST_NORM,
-    LAYER_PHASES
+    LAYER_PHASES,
+    /* of a recurrence, in place of those of attention */
+    CONVOLVE = PLACE,
+    RECUR = ATTEND
 };

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from draftree.models.native.blueprint import Blueprint, LayerBlueprint, ScoreBias, SourceBlueprint
 from draftree.models.native.build import NativeUnavailableError
-from draftree.models.native.describe import is_gated, norms_after, require_nothing_else, require_sizes
+from draftree.models.native.describe import inner_size, is_gated, norms_after, require_nothing_else, require_sizes
 from draftree.models.native.modules import (
     Names,
     activation_of,
@@ -195,7 +195,7 @@ def read_decoder(model: Any) -> tuple[Blueprint, SourceEncoder]:
         heads=heads,
         kv_heads=heads,
         head_dim=layers[0].qkv[0].outputs // heads,
-        mlp=layers[0].down.inputs,
+        mlp=inner_size(layers[0]),
         vocab=linear.outputs,
         activation=activation_of([part(layer.mlp, "activation_fn", "act") for layer in modules]),
         epsilon=facts.epsilon,

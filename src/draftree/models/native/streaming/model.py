@@ -35,6 +35,7 @@ from draftree.models.native.streaming.store import (
     experts_of,
     field_values,
     products_of,
+    recurrence_of,
 )
 from draftree.models.native.structures import CDecoder, CLayer, CLinear
 
@@ -209,6 +210,9 @@ class StreamedWeights:
         self._experts = [experts_of(fields, self._address) for fields in store.layers]
         for layer, experts in zip(self.layers, self._experts, strict=True):
             layer.experts = None if experts is None else ctypes.addressof(experts)
+        self._recurrences = [recurrence_of(fields, self._address) for fields in store.layers]
+        for layer, recurrence in zip(self.layers, self._recurrences, strict=True):
+            layer.recurrence = None if recurrence is None else ctypes.addressof(recurrence)
         self.decoder = CDecoder(layers=self.layers, **field_values(CDecoder, store.decoder, self._address))
         # place of each product in its layer; until now, the address of a product is its place in the file
         self._relative = [

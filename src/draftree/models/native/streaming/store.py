@@ -26,18 +26,18 @@ from draftree.models.native.blueprint import Blueprint
 from draftree.models.native.library import Library, format_of
 from draftree.models.native.packed import PAGE, PackedWeights, huge_pages
 from draftree.models.native.packing import bytes_needed
-from draftree.models.native.structures import CDecoder, CExperts, CLayer, CLinear, expert_products
+from draftree.models.native.structures import CDecoder, CExperts, CLayer, CLinear, CRecurrence, expert_products
 from draftree.models.native.weights import Weights
 
 PRODUCTS = ("qkv", "output", "gate_up", "down")
 EXPERT_PRODUCTS = ("gate_up", "down")
-SET_BY_PASSES = ("keys", "values")  # pointers of a layer that every memory of slots sets
+SET_BY_PASSES = ("keys", "values", "states", "stored")  # pointers of a layer that every memory of slots sets
 AddressOf = Callable[[Mapping[str, int]], int]
 
 
 def layout() -> dict[str, list[str]]:
     """Return the fields of a description; those of another version of the package may differ."""
-    kinds = (CDecoder, CLayer, CExperts, CLinear)
+    kinds = (CDecoder, CLayer, CRecurrence, CExperts, CLinear)
     return {kind.__name__: [entry[0] for entry in kind._fields_] for kind in kinds}
 
 
@@ -54,6 +54,8 @@ def exported(structure: ctypes.Structure, place_of: Callable[[int], Mapping[str,
             value = [exported(linear, place_of) for linear in expert_products(structure, name)]
         elif value is not None and name == "experts":
             value = exported(CExperts.from_address(value), place_of)
+        elif value is not None and name == "recurrence":
+            value = exported(CRecurrence.from_address(value), place_of)
         elif value is not None and kind is ctypes.c_void_p:
             value = place_of(value)
         fields[name] = value
@@ -73,20 +75,30 @@ def experts_of(fields: Mapping[str, Any], address_of: AddressOf) -> CExperts | N
     return experts
 
 
+def recurrence_of(fields: Mapping[str, Any], address_of: AddressOf) -> CRecurrence | None:
+    """Return the structure of a layer's recurrence; None if the layer has none."""
+    if fields["recurrence"] is None:
+        return None
+    return CRecurrence(**field_values(CRecurrence, fields["recurrence"], address_of))
+
+
 def products_of(layer: CLayer) -> list[CLinear]:
     """Return all products of a layer that lie in its part of the file, as views of its structures."""
-    if layer.experts is None:
-        return [getattr(layer, name) for name in PRODUCTS]
-    experts = CExperts.from_address(layer.experts)
-    each = [linear for name in EXPERT_PRODUCTS for linear in expert_products(experts, name)]
-    return [layer.qkv, layer.output, experts.router, *each]
+    products = [getattr(layer, name) for name in PRODUCTS]
+    if layer.experts is not None:
+        experts = CExperts.from_address(layer.experts)
+        each = [linear for name in EXPERT_PRODUCTS for linear in expert_products(experts, name)]
+        products = [layer.qkv, layer.output, experts.router, *each]
+    return [product for product in products if product.outputs]
 
 
 def field_values(structure: type[ctypes.Structure], fields: Mapping[str, Any], address_of: AddressOf) -> dict[str, Any]:
-    """Return the arguments of a structure from its exported fields, without layers, experts and their products."""
+    """Return the arguments of a structure from its exported fields, without layers and what these point to."""
     values: dict[str, Any] = {}
     for name, kind in ((entry[0], entry[1]) for entry in structure._fields_):
-        if name in (*SET_BY_PASSES, "layers", "experts") or (structure is CExperts and name in EXPERT_PRODUCTS):
+        if name in (*SET_BY_PASSES, "layers", "experts", "recurrence") or (
+            structure is CExperts and name in EXPERT_PRODUCTS
+        ):
             continue
         value = fields[name]
         if kind is CLinear:
