@@ -27,19 +27,31 @@ class PackedLinear(nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
         weight = linear.weight.detach()
-        self._packed = torch.ops.mkl._mkl_reorder_linear_weight(weight.contiguous(), PACK_ROWS)
+        self._packed: Tensor | None = torch.ops.mkl._mkl_reorder_linear_weight(weight.contiguous(), PACK_ROWS)
+        self._plain: Tensor | None = None
         self.num_bytes = weight.numel() * weight.element_size()
         # the operator uses only the shape of the plain weight
         self._shape = weight.new_empty(1).expand(weight.shape)
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply rows of shape (..., in_features) to (..., out_features)."""
+        if self._plain is not None:
+            return nn.functional.linear(x, self._plain, self.bias)
         rows = x.numel() // self.in_features
         result: Tensor = torch.ops.mkl._mkl_linear(x, self._packed, self._shape, self.bias, rows)
         return result
 
+    @property
+    def weight(self) -> Tensor:
+        """The plain weight. A layer whose weight its model reads directly keeps that form from then on."""
+        if self._plain is None:
+            self._plain, self._packed = self.unpacked(), None
+        return self._plain
+
     def unpacked(self) -> Tensor:
         """Return the plain weight, shape (out_features, in_features), as a new tensor: products with unit vectors."""
+        if self._plain is not None:
+            return self._plain.clone()
         units = torch.eye(self.in_features)
         transposed: Tensor = torch.ops.mkl._mkl_linear(units, self._packed, self._shape, None, self.in_features)
         return transposed.T.contiguous()
