@@ -13,10 +13,10 @@ from draftree import LLM, Completion, SamplingParams
 from draftree.core.errors import UnsupportedModelError
 from draftree.loading.transformers_model import wrap_model
 from families import (
-    CACHED,
+    CHAINS,
     DIVIDED,
     RECURRENT,
-    REFUSED_OTHERWISE,
+    REFUSED,
     SLOTTED,
     drafter_folder,
     fresh,
@@ -30,7 +30,7 @@ from paced import steady
 PROMPTS = prompts(1, 8, 21)
 NUM_TOKENS = 16
 SEED = 5
-DECODED = [*SLOTTED, *CACHED]
+DECODED = [*SLOTTED, *CHAINS]
 TEMPERATURES = (0.0, 1.0)
 
 
@@ -63,12 +63,12 @@ def gap_where_they_part(family: str, prompt: list[int], ours: list[int], theirs:
 
 @pytest.mark.parametrize("family", [*DECODED, *RECURRENT])
 def test_families_with_slots_score_trees_and_others_chains(family: str) -> None:
-    assert target(family).supports_trees is (family not in CACHED)
+    assert target(family).supports_trees is (family not in CHAINS)
 
 
-@pytest.mark.parametrize("family", REFUSED_OTHERWISE)
-def test_other_families_are_refused_in_one_sentence(family: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=REFUSED_OTHERWISE[family][1]) as caught:
+@pytest.mark.parametrize("family", REFUSED)
+def test_a_family_that_does_not_continue_texts_is_refused_in_one_sentence(family: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=REFUSED[family][1]) as caught:
         wrap_model(fresh(family))
     assert not re.search(r"size of tensor|index out of range|Error|layer_idx|_indexer", str(caught.value))
 

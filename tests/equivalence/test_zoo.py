@@ -19,13 +19,19 @@ SAME_TEXT = [
     "blenderbot",
     "camembert",
     "data2vec-text",
+    "deepseek_v4",
     "electra",
     "exaone4",
+    "falcon_h1",
+    "falcon_mamba",
+    "inkling_text",
     "lfm3",
     "marian",
     "mbart",
+    "minimax",
     "modernbert-decoder",
     "nemotron",
+    "nemotron_h",
     "olmo3",
     "persimmon",
     "plbart",
@@ -36,12 +42,10 @@ SAME_TEXT = [
     "xlm-roberta",
 ]
 REFUSED_TEXT = {
-    "deepseek_v4": "recurrent state",
-    "inkling_text": "more than the keys and values",
+    "cpmant": "other logits token by token than in one pass",
     "moshi": "context holds 8",
-    "rwkv": "recurrent state",
     "whisper": "leave custom_generate out",
-    "xlm": "cannot continue from its stored keys and values",
+    "xlm": "in place of a mask that it appends",
 }
 INTERNALS = re.compile(r"size of tensor|out of range|Traceback|NoneType|KeyError|AttributeError|object has no")
 

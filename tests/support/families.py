@@ -190,23 +190,28 @@ SPARSE: dict[str, Any] = {
     "moe_intermediate_size": 16,
     "first_k_dense_replace": 1,
     "index_topk": 8,
-    "index_n_heads": 2,
+    "index_n_heads": 16,
     "index_head_dim": 8,
 }
-REFUSED_OTHERWISE: dict[str, tuple[dict[str, Any], str]] = {
-    "deepseek_v32": (SPARSE, "by an index"),
-    "glm_moe_dsa": (SPARSE, "by an index"),
-    "openai": ({"n_embd": 32, "n_layer": 2, "n_head": 4}, "accepts no stored keys and values"),
-    "cpmant": ({"dim_head": 8, "dim_ff": 48, "prompt_length": 2}, "cannot continue from its stored keys and values"),
-    "xlnet": ({"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48}, "accepts no stored keys and values"),
+SPARSE_FAMILIES: dict[str, dict[str, Any]] = {"deepseek_v32": SPARSE, "glm_moe_dsa": SPARSE}
+"""Families that attend to tokens which an index chooses."""
+
+REREAD: dict[str, dict[str, Any]] = {"openai": {"n_embd": 32, "n_layer": 2, "n_head": 4}}
+"""Families without a cache: each pass reads the whole text."""
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "cpmant": ({"dim_head": 8, "dim_ff": 48, "prompt_length": 2}, "other logits token by token than in one pass"),
+    "xlnet": ({"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48}, "in place of a mask that it appends"),
 }
-"""Families that are refused for another reason, and how its sentence goes."""
+"""Families that do not continue a text from the tokens before, and how the refusal puts it."""
 
 ENCODERS: dict[str, dict[str, Any]] = {"bert": ALL_HEADS}
 """Families whose rows attend to later tokens, so that texts cannot be decoded token by token."""
 
-OTHERWISE = {name: changes for name, (changes, _) in REFUSED_OTHERWISE.items()}
-FAMILIES = {**SLOTTED, **CACHED, **RECURRENT, **OTHERWISE, **ENCODERS}
+CHAINS = {**CACHED, **SPARSE_FAMILIES, **REREAD}
+"""All families that score chains only."""
+OTHERWISE = {name: changes for name, (changes, _) in REFUSED.items()}
+FAMILIES = {**SLOTTED, **RECURRENT, **CHAINS, **OTHERWISE, **ENCODERS}
 KINDS = {"openai": "openai-gpt"}
 """How transformers calls a family whose name here must have no dash."""
 

@@ -61,6 +61,23 @@ SIZES: dict[str, Any] = COMMON | {
     "first_k_dense_replace": 1,
     "n_shared_experts": 1,
     "sliding_window": WINDOW,
+    "state_size": 8,
+    "ssm_state_size": 8,
+    "mamba_d_state": 8,
+    "mamba_d_ssm": 64,
+    "mamba_n_heads": 4,
+    "mamba_num_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_head_dim": 16,
+    "mamba_dt_rank": 4,
+    "time_step_rank": 4,
+    "n_groups": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "moe_shared_expert_intermediate_size": 16,
+    "shared_intermediate_size": 16,
 }
 """Keyed by all names that families use for them."""
 LATENT: dict[str, Any] = {"head_dim": 4, "num_key_value_heads": 4}

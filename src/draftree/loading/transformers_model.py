@@ -21,7 +21,7 @@ from draftree.models.base import CheckResult
 from draftree.models.check import ReferenceLogits, check, reference_logits, rounds_alike
 from draftree.models.memory import free_memory
 from draftree.models.torch.hf import HFModel
-from draftree.models.torch.hf_cache import CachedModel
+from draftree.models.torch.hf_cache import CachedModel, Continuation
 from draftree.models.torch.inspection import fingerprint
 from draftree.models.torch.packing import can_pack, pack
 from draftree.models.torch.seq2seq.model import HFEncoderDecoder
@@ -259,22 +259,29 @@ def _limit_to_checked(ours: HFModel | HFEncoderDecoder, result: CheckResult, nam
 
 
 def _wrap_with_cache(model: Any, reference: ReferenceLogits) -> CachedModel:
+    """Return a checked model that continues its texts in the cheapest way that is exact."""
     kind = type(model).__name__
-    cached = CachedModel(model)
-    try:
-        result = check(cached, reference)
-    except Exception as reason:  # as above
-        logger.info("%s: fails token by token: %s", kind, first_line(reason))
+    reason: Exception | None = None
+    error = float("inf")
+    for continuation in Continuation:
+        try:
+            cached = CachedModel(model, continuation)
+            result = check(cached, reference)
+        except Exception as raised:  # as above
+            logger.info("%s: fails to continue by %s: %s", kind, continuation.name, first_line(raised))
+            reason = raised
+            continue
+        if result.chains_ok:
+            cached.self_check = result
+            return cached
+        logger.info("%s: continued by %s: error %.1e", kind, continuation.name, result.chain_error)
+        error = min(error, result.chain_error)
+    if error < float("inf"):
         raise UnsupportedModelError(
-            f"{kind} cannot continue from its stored keys and values, token by token: its architecture is not supported"
-        ) from reason
-    if not result.chains_ok:
-        raise UnsupportedModelError(
-            f"{kind} gives other logits token by token than in one pass (error {result.chain_error:.1e} of their "
-            "spread): its architecture is not supported"
+            f"{kind} gives other logits token by token than in one pass (error {error:.1e} of their spread), as "
+            "bidirectional encoders do: use a model that was trained to continue a text"
         )
-    cached.self_check = result
-    return cached
+    raise UnsupportedModelError(f"{kind} fails token by token: its architecture is not supported") from reason
 
 
 def row_buckets(model: Any) -> tuple[int, ...]:

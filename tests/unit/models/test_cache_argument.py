@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 import torch
 
 from draftree import LLM, SamplingParams
-from draftree.core.errors import UnsupportedModelError
 from draftree.models.torch.hf_cache import CachedModel
 from draftree.models.torch.inspection import CACHE_NAMES, cache_name, prompt_inputs
 from families import fresh, peer, prompts, transformers_greedy
@@ -21,13 +21,14 @@ def taking_cache_as(name: str) -> Any:
     model = fresh(FAMILY)
     inner = model.forward
 
-    def cache(input_ids: Any = None, *, cache: Any = None, **others: Any) -> Any:
-        return inner(input_ids, **{cache_name(inner): cache}, **others)
+    def forward(input_ids: Any = None, **others: Any) -> Any:
+        return inner(input_ids, **{cache_name(inner): others.pop(name, None)}, **others)
 
-    def past_key_values(input_ids: Any = None, *, past_key_values: Any = None, **others: Any) -> Any:
-        return inner(input_ids, **{cache_name(inner): past_key_values}, **others)
-
-    model.forward = {"cache": cache, "past_key_values": past_key_values}[name]
+    known = inspect.signature(inner).parameters.values()
+    shown = [parameter for parameter in known if parameter.name not in CACHE_NAMES]
+    shown.insert(1, inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None))
+    forward.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    model.forward = forward
     return model
 
 
@@ -57,8 +58,17 @@ def test_a_forward_that_hides_its_arguments_gets_the_name_of_transformers() -> N
     assert cache_name(model) == shown  # the call of a module takes *args and **kwargs
 
 
-def test_a_forward_without_a_cache_is_refused() -> None:
+def test_a_forward_without_a_cache_reads_the_whole_text_in_each_pass() -> None:
     model = fresh(FAMILY)
-    model.forward = lambda input_ids, use_cache=False: None
-    with pytest.raises(UnsupportedModelError, match="forward accepts a cache"):
-        CachedModel(model)
+    inner, widths = model.forward, []
+
+    def forward(input_ids: Any, attention_mask: Any = None, logits_to_keep: Any = 0, use_cache: bool = False) -> Any:
+        widths.append(input_ids.shape[1])
+        return inner(input_ids, attention_mask=attention_mask, logits_to_keep=logits_to_keep, use_cache=use_cache)
+
+    model.forward = forward
+    (prompt,) = prompts(8)
+    llm = LLM(CachedModel(model), None)
+    (done,) = llm.generate([prompt], SamplingParams(max_tokens=4, temperature=0.0))
+    assert list(done.token_ids) == transformers_greedy(peer(FAMILY), prompt, 4)
+    assert widths[-4:] == [8, 9, 10, 11]

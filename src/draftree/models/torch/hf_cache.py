@@ -1,15 +1,13 @@
-"""Models that do not call the registered attention (bloom, mpt, falcon, …): chains in transformers' own cache.
+"""Models that do not call the registered attention (bloom, mpt, …) or keep states: chains in transformers' own cache.
 
-Each slot has its own cache; a tentative chain is appended to it, and rejected tokens are cropped. Each sequence is one
-forward pass, so a batch costs as much as its sequences one by one.
+Each slot has its own cache. Each sequence is one forward pass, so a batch costs as much as its sequences one by one.
 """
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any
 
 import torch
@@ -19,7 +17,6 @@ from draftree.models.base import (
     ALL_LAYERS,
     Close,
     Commit,
-    CountedSlot,
     Edit,
     Extend,
     Fork,
@@ -32,14 +29,16 @@ from draftree.models.base import (
 from draftree.models.kv.slots import LayerRange
 from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
 from draftree.models.torch.attention import windows_of_masks
+from draftree.models.torch.cache_slots import MAX_KEPT, ChainSlot, CopiedSlot, CroppedSlot, Reading, RereadSlot
+from draftree.models.torch.family_cache import has_keys, is_cropped, new_cache, num_bytes, row_of
 from draftree.models.torch.inspection import (
     ReadPrompt,
+    accepts_cache,
     cache_name,
     cache_windows,
     context_length,
     offsets_of,
     prompt_inputs,
-    refuse_state,
     takes_positions,
 )
 from draftree.models.torch.layers import TorchLayers, TransformersModel
@@ -47,32 +46,30 @@ from draftree.models.torch.packing import weight_bytes
 from draftree.sampling.logits import TensorLogits
 
 
-@dataclass(slots=True, eq=False)
-class CacheSlot(CountedSlot):
-    """A slot with a transformers cache. Mutated by its model only."""
+class Continuation(Enum):
+    """How a model's forward pass continues a text that it has read."""
 
-    cache: Any = field(kw_only=True)
-    num_pads: int = 0  # masked padding tokens before the prefix
-    offset: int = 0  # position minus index of a token
-
-    def set_length(self, length: int) -> None:
-        """Crop the cache to a prefix of this length; drop the tentative chain."""
-        surplus = self.length + self.num_tentative - length
-        if surplus:
-            self.cache.crop(-surplus)
-        self.length, self.num_tentative = length, 0
+    CHAIN = auto()  # with any number of tokens
+    TOKEN = auto()  # token by token
+    REREAD = auto()  # not at all: each pass reads the whole text
 
 
 class CachedModel(TransformersModel):
-    """Transformers model with its own attention and cache; chains only."""
+    """Transformers model with its own attention and cache; chains only.
 
-    def __init__(self, model: Any) -> None:
+    `continuation`: checked by the caller; ignored for a model whose forward accepts no cache.
+    """
+
+    def __init__(self, model: Any, continuation: Continuation = Continuation.CHAIN) -> None:
         self.model: Any = model.eval()
         config = model.config.get_text_config()
-        refuse_state(model)
+        hides_arguments = "input_ids" not in inspect.signature(model.forward).parameters  # a wrapper with **kwargs
+        has_cache = hides_arguments or accepts_cache(model.forward)
+        self._continuation = continuation if has_cache else Continuation.REREAD
         self.vocab_size = int(config.vocab_size)
         self.max_length = context_length(config)
-        windows = set(cache_windows(config).values())
+        self._crops = is_cropped(model)
+        windows = set(cache_windows(config).values()) if self._crops else set()
         if windows:
             # without a window in the mask, the cache of generate drops keys that would be visible
             self.max_length = min([self.max_length, *(windows - windows_of_masks(model))])
@@ -82,18 +79,34 @@ class CachedModel(TransformersModel):
         self._rows_keyword = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._cache_name = cache_name(model.forward)
         self._takes_positions = takes_positions(model)
+        self._takes_mask = "attention_mask" in inspect.signature(model.forward).parameters or hides_arguments
         self._layers = TorchLayers(model, int(config.num_hidden_layers))
+        self._state_bytes = self._token_bytes = 0
+        if self._continuation is not Continuation.REREAD:
+            self._measure_cache()
+
+    @torch.inference_mode()
+    def _measure_cache(self) -> None:
+        """Measure the bytes of a token and of what does not grow."""
+        slot = self.open()
+        sizes = []
+        for _ in range(2):
+            self.run(Pass([Extend(slot, [0], [-1], logits_at=(), settled=1)]))
+            self.apply([Commit(slot, [0])])
+            sizes.append(num_bytes(slot.cache))
+        self.apply([Close(slot)])
+        self._token_bytes = sizes[1] - sizes[0]
+        self._state_bytes = sizes[0] - self._token_bytes
 
     @property
     def footprint(self) -> Footprint:
-        config = self.model.config.get_text_config()
-        heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
-        head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+        num_states = 1 if self._crops else 2 + MAX_KEPT  # the slot's, that of a chain, and those kept
         return Footprint(
             weights=weight_bytes(self.model),
-            token=2 * int(config.num_hidden_layers) * heads * head_dim * self.dtype.itemsize,
+            token=self._token_bytes,
             logits=self.vocab_size * LOGIT_BYTES,
-            row=activation_bytes(config, self.dtype),
+            row=activation_bytes(self.model.config.get_text_config(), self.dtype),
+            state=num_states * self._state_bytes,
         )
 
     def attach(self, model: Any) -> None:
@@ -114,42 +127,61 @@ class CachedModel(TransformersModel):
     def num_open(self) -> int:
         return self._ids.num_taken
 
-    def open(self) -> CacheSlot:
-        from transformers import DynamicCache
+    def open(self) -> ChainSlot:
+        number = self._ids.take()
+        if self._continuation is Continuation.REREAD:
+            return RereadSlot(number, None)
+        if self._crops:
+            return CroppedSlot(number, new_cache(self.model))
+        return CopiedSlot(number, new_cache(self.model), by_token=self._continuation is Continuation.TOKEN)
 
-        # without the configuration no layer gets a sliding cache, which could not be rolled back
-        return CacheSlot(self._ids.take(), cache=DynamicCache())
+    def cut_length(self, slot: Slot, length: int) -> int:
+        return _slot(slot).cut_length(length)
 
     @torch.inference_mode()
     def read(self, input_ids: Tensor, mask: Tensor | None, extra_inputs: Mapping[str, Any]) -> list[ReadPrompt]:
         """Prefill prompts with the model's own forward pass, as `generate` does; padding is kept."""
-        from transformers import DynamicCache
-
-        cache: Any = DynamicCache()
-        inputs = prompt_inputs(self.model, input_ids, mask=mask, cache=cache, use_cache=True, **extra_inputs)
+        rereads = self._continuation is Continuation.REREAD
+        cache = new_cache(self.model) if self._crops and not rereads else None
+        inputs = prompt_inputs(
+            self.model, input_ids, mask=mask, cache=cache, use_cache=cache is not None, **extra_inputs
+        )
         logits = self.model(**inputs).logits[:, -1].float()
         width = input_ids.shape[1]
         lengths = [width] * len(logits) if mask is None else mask.sum(dim=1).tolist()
         offsets = offsets_of(inputs.get("position_ids"), lengths)
-        prompts = []
-        for row, (length, offset) in enumerate(zip(lengths, offsets, strict=True)):
-            layers = {
-                place: (layer.keys[row], layer.values[row])
-                for place, layer in enumerate(cache.layers)
-                if layer.keys is not None
-            }
-            prompts.append(ReadPrompt(layers, length, width - length, offset, logits[row]))
-        return prompts
+        caches: list[Any]
+        if rereads:
+            caches = [row[width - length : -1].tolist() for row, length in zip(input_ids, lengths, strict=True)]
+        else:
+            if cache is None:
+                cache = self._without_last(input_ids, mask, extra_inputs)
+            else:
+                cache.crop(-1)
+            caches = [row_of(cache, row) for row in range(len(logits))]
+        return [
+            ReadPrompt({}, length, width - length, offset, row_logits, row_cache)
+            for length, offset, row_logits, row_cache in zip(lengths, offsets, logits, caches, strict=True)
+        ]
 
-    @torch.inference_mode()
-    def adopt(self, prompt: ReadPrompt) -> CacheSlot:
+    def _without_last(self, input_ids: Tensor, mask: Tensor | None, extra_inputs: Mapping[str, Any]) -> Any:
+        """Return a cache that has read prompts without their last tokens: a state cannot be taken back."""
+        cache = new_cache(self.model)
+        if input_ids.shape[1] == 1:
+            return cache
+        shorter = {
+            name: value[..., :-1] if name in ("position_ids", "token_type_ids", "mm_token_type_ids") else value
+            for name, value in extra_inputs.items()
+        }
+        seen = None if mask is None else mask[:, :-1]
+        inputs = prompt_inputs(self.model, input_ids[:, :-1], mask=seen, cache=cache, use_cache=True, **shorter)
+        return self._cache_after(self.model(**inputs), cache)
+
+    def adopt(self, prompt: ReadPrompt) -> ChainSlot:
         """Open a slot with all but the last token of a prompt that was prefilled by the model's own forward pass."""
         slot = self.open()
-        for layer, (keys, values) in prompt.layers.items():
-            slot.cache.update(keys[None, :, :-1], values[None, :, :-1], layer)
-        slot.num_pads = prompt.num_pads
-        slot.offset = prompt.offset
-        slot.length = prompt.length - 1
+        slot.num_pads, slot.offset = prompt.num_pads, prompt.offset
+        slot.adopt(prompt.cache, prompt.length - 1)
         return slot
 
     @torch.inference_mode()
@@ -164,34 +196,79 @@ class CachedModel(TransformersModel):
         captured: list[Tensor] = []
         layers = LayerRange(0, self._layers.num_layers, capture=pass_.capture)
         for job in jobs:
-            with self._layers.running(layers) as caught:
-                logits.append(self._logits(job))
-            if (states := caught.stacked(pass_.capture)) is not None:
-                captured.append(states)
-        return PassResult.of_jobs(jobs, TensorLogits(torch.cat(logits)), torch.cat(captured) if captured else None)
+            self._run_job(job, layers, logits, captured)
+        none = torch.empty(0, self.vocab_size, device=self.device)
+        return PassResult.of_jobs(
+            jobs, TensorLogits(torch.cat(logits or [none])), torch.cat(captured) if captured else None
+        )
 
-    def _logits(self, job: Extend) -> Tensor:
+    def _run_job(self, job: Extend, layers: LayerRange, logits: list[Tensor], captured: list[Tensor]) -> None:
+        """Run the readings of a job; append its requested logits and the captured states of its rows."""
         slot = _slot(job.slot)
         expected = range(slot.num_tentative - 1, slot.num_tentative - 1 + len(job.tokens))
         assert list(job.parents) == list(expected), "this model scores chains only"
-        start = slot.length + slot.num_tentative
-        count = len(job.tokens)
-        requested = list(job.rows)
+        first = 0  # row of the job with which a reading begins
+        for reading in slot.readings(job):
+            offset = reading.num_repeated - first
+            first += len(reading.tokens) - reading.num_repeated
+            wanted = [row + offset for row in job.rows if reading.num_repeated <= row + offset < len(reading.tokens)]
+            skipped = reading.num_repeated
+            for begin, end in self._parts(reading):
+                rows = [row - begin for row in wanted if begin <= row < end]
+                with self._layers.running(layers) as caught:
+                    logits.append(self._forward(slot, reading, begin, end, rows))
+                if (states := caught.stacked(layers.capture)) is not None:
+                    captured.append(states[max(0, skipped - begin) :])
+
+    def _parts(self, reading: Reading) -> list[tuple[int, int]]:
+        """Return begin and end of the tokens of each forward pass."""
+        count = len(reading.tokens)
+        if self._continuation is Continuation.TOKEN and reading.start:
+            return [(place, place + 1) for place in range(count)]
+        return [(0, count)]
+
+    def _forward(self, slot: ChainSlot, reading: Reading, begin: int, end: int, requested: list[int]) -> Tensor:
+        """Read a part of the tokens, and return logits of the requested ones."""
+        tokens = reading.tokens[begin:end]
         rows = torch.tensor(requested or [0], device=self.device)  # the head needs at least one row
-        positions = torch.arange(start, start + count, device=self.device) + slot.offset
-        seen = torch.ones(1, slot.num_pads + start + count, dtype=torch.long, device=self.device)
-        seen[:, : slot.num_pads] = 0
-        output = self.model(
-            input_ids=torch.tensor([list(job.tokens)], device=self.device),
-            attention_mask=seen,
-            use_cache=True,
-            **{self._cache_name: slot.cache},
-            **({"logits_to_keep": rows} if self._rows_keyword else {}),
-            **({"position_ids": positions.unsqueeze(0)} if self._takes_positions else {}),
-        )
-        slot.num_tentative += count
+        ids = torch.tensor([[0] * self._pads_before(slot) + tokens], device=self.device)
+        keep = {"logits_to_keep": rows + self._pads_before(slot)} if self._rows_keyword else {}
+        if self._continuation is Continuation.REREAD:
+            seen = torch.ones_like(ids)
+            seen[:, : slot.num_pads] = 0
+            output = self.model(**prompt_inputs(self.model, ids, mask=seen, use_cache=False), **keep)
+            rows = rows + slot.num_pads
+        else:
+            start = reading.start + begin
+            mask = self._mask(slot, reading.cache, slot.num_pads + start + len(tokens))
+            positions = torch.arange(start, start + len(tokens), device=self.device) + slot.offset
+            output = self.model(
+                input_ids=ids,
+                use_cache=True,
+                **{self._cache_name: reading.cache},
+                **keep,
+                **({} if mask is None else {"attention_mask": mask}),
+                **({"position_ids": positions.unsqueeze(0)} if self._takes_positions else {}),
+            )
+            reading.cache = self._cache_after(output, reading.cache)
         logits = output.logits[0] if self._rows_keyword else output.logits[0, rows]
         return (logits if logits.dtype == torch.float64 else logits.float())[: len(requested)]
+
+    def _mask(self, slot: ChainSlot, cache: Any, length: int) -> Tensor | None:
+        """Return what hides padding from attention; None if a model with states has none, or none of its attention."""
+        if not self._takes_mask or (not self._crops and not (slot.num_pads and has_keys(cache))):
+            return None
+        mask = torch.ones(1, length, dtype=torch.long, device=self.device)
+        mask[:, : slot.num_pads] = 0
+        return mask
+
+    def _pads_before(self, slot: ChainSlot) -> int:
+        return slot.num_pads if self._continuation is Continuation.REREAD else 0
+
+    def _cache_after(self, output: Any, cache: Any) -> Any:
+        """Return the cache after a pass: most change the one that they get, others return a new one."""
+        returned = output.get(self._cache_name)
+        return cache if returned is None else returned
 
     @torch.inference_mode()
     def apply(self, edits: Sequence[Edit]) -> list[Slot]:
@@ -199,37 +276,19 @@ class CachedModel(TransformersModel):
         for edit in edits:
             slot = _slot(edit.slot)
             match edit:
-                case Commit():
-                    _commit(slot, edit)
+                case Commit(_, path, keep):
+                    slot.commit(path, keep)
                 case Truncate(_, length):
-                    assert 0 <= length <= slot.length, "a prefix is cut, not lengthened"
-                    slot.set_length(length)
+                    slot.truncate(length)
                 case Fork(_, length):
-                    opened.append(self._fork(slot, length))
+                    opened.append(slot.fork(self._ids.take(), length))
                 case Close():
-                    slot.cache = None
+                    slot.close()
                     self._ids.free(slot.id)
         return opened
 
-    def _fork(self, source: CacheSlot, length: int) -> CacheSlot:
-        assert 0 <= length <= source.length, "a prefix is cut, not lengthened"
-        cache = copy.deepcopy(source.cache)
-        twin = CacheSlot(self._ids.take(), cache=cache, num_pads=source.num_pads, offset=source.offset)
-        twin.length, twin.num_tentative = source.length, source.num_tentative
-        twin.set_length(length)
-        return twin
 
-
-def _commit(slot: CacheSlot, edit: Commit) -> None:
-    kept = [*edit.path, *edit.keep]
-    assert kept == list(range(len(kept))), "a path of a chain starts at its first node, followed by the kept nodes"
-    assert len(kept) <= slot.num_tentative, "kept nodes are tentative"
-    length = slot.length + len(edit.path)
-    slot.set_length(length + len(edit.keep))
-    slot.length, slot.num_tentative = length, len(edit.keep)
-
-
-def _slot(slot: Slot) -> CacheSlot:
-    assert isinstance(slot, CacheSlot), "a slot belongs to the model that opened it"
-    assert slot.cache is not None, "a closed slot is not used again"
+def _slot(slot: Slot) -> ChainSlot:
+    assert isinstance(slot, ChainSlot), "a slot belongs to the model that opened it"
+    assert not slot.is_closed, "a closed slot is not used again"
     return slot

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
 
-CACHE_NAMES = ("cache", "past_key_values")
+CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state")
 
 
 def accepts_cache(function: Callable[..., Any]) -> bool:
@@ -217,6 +217,12 @@ def prompt_inputs(
     else:
         extra_inputs[cache_name(prepare)] = cache
         inputs = prepare(input_ids, attention_mask=mask, is_first_iteration=True, **extra_inputs)
+    read = inputs.get("input_ids")
+    if read is not None and read.shape[1] > input_ids.shape[1]:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} predicts a token in place of a mask that it appends to the text, and not from the "
+            "tokens before it: use a model that was trained to continue a text"
+        )
     # a model's own forward may use another name than the method that it inherits from transformers
     others = CACHE_NAMES if "logits_to_keep" in extra_inputs else (*CACHE_NAMES, "logits_to_keep")
     inputs = {name: value for name, value in inputs.items() if value is not None and name not in others}
