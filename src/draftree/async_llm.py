@@ -32,6 +32,7 @@ from draftree.engine.prompts import AsyncPromptEncoder, is_long
 from draftree.engine.sequence import FinishReason, Update, WritingSequence
 from draftree.llm import LLM
 from draftree.models.base import Extend, LanguageModel, Pass, Slot
+from draftree.models.image_prompt import refuse_images
 from draftree.models.source import FeatureSource
 from draftree.options import (
     DecoderOptions,
@@ -147,6 +148,7 @@ class Embedding:
             raise InvalidRequestError(
                 f"pooling is {pooling!r}: use {' or '.join(map(repr, POOLINGS))}", param="pooling"
             )
+        refuse_images(ids, "an embedding")
         if not 0 < len(ids) <= model.max_length:
             raise InvalidRequestError(
                 f"a text of {len(ids)} tokens was given: 1 to {model.max_length} can be embedded", param="prompt"

@@ -28,6 +28,7 @@ from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.prompts import PromptEncoder, encoder_of
 from draftree.engine.requests import SequenceFactory
 from draftree.engine.sequence import SourceOrTokens, Update, WritingSequence
+from draftree.loading.images import image_processor_of, image_reader_of
 from draftree.loading.loaded import (
     eos_ids_of,
     require_exact,
@@ -222,9 +223,15 @@ class LLM:
             defaults=defaults,
             kernels=loaded.kernels,
             fallback_reason=loaded.fallback_reason,
+            images=image_reader_of(loaded, trust_remote_code=trusts),
         )
         self._requests.auto_draft = auto.draft if auto else None
-        self._prompts = encoder_of(loaded.model, self._tokenizer, allow_control_tokens=options.allow_control_tokens)
+        self._prompts = encoder_of(
+            loaded.model,
+            self._tokenizer,
+            allow_control_tokens=options.allow_control_tokens,
+            images=image_processor_of(loaded, options.tokenizer, trust_remote_code=trusts),
+        )
         self._beams = BeamSearcher(
             loaded.model, self._prompts, self._tokenizer, end_ids=self._requests.eos_ids, kernels=loaded.kernels
         )

@@ -14,7 +14,9 @@ from draftree.core.host import SYSTEM_CLOCK, Clock, parse_size
 from draftree.sampling.params import SamplingParams, names_are_checked
 from draftree.text.chat.messages import MESSAGE_KEYS, check_messages
 
-Prompt = str | Sequence[int]
+TextPrompt = str | Sequence[int]
+Prompt = TextPrompt | Mapping[str, Any]
+"""A text, token ids, or {"text": …, "images": […]}: a text with a model's placeholder for each image."""
 Messages = Sequence[Mapping[str, Any]]
 Params = SamplingParams | Sequence[SamplingParams] | None
 
@@ -257,7 +259,7 @@ class WholeStart:
 class DecoderOptions(TypedDict, total=False):
     """Options of requests to encoder-decoder models; None is as left out. Causal models refuse them."""
 
-    decoder_prompt: Prompt | WholeStart | None
+    decoder_prompt: TextPrompt | WholeStart | None
     """What the decoder continues, a text or token ids, after its start token."""
     source_lang: str | None
     """Language of the source, if it is a text: a code of the model's multilingual tokenizer."""
@@ -299,7 +301,7 @@ class RequestOptions(SamplingParams):
     """One of the loaded drafters, or "none" for plain decoding; None for the default."""
     priority: int = 0
     """Lower numbers are served first."""
-    decoder_prompt: Prompt | WholeStart | None = None
+    decoder_prompt: TextPrompt | WholeStart | None = None
     source_lang: str | None = None
     target_lang: str | None = None
     request_id: str | None = None
@@ -441,6 +443,8 @@ def prompt_list(prompts: Any) -> list[Prompt]:
         return [prompts]
     if isinstance(prompts, Mapping):
         _refuse_messages([prompts])
+        if "images" in prompts:
+            return [prompts]
     if not is_row(prompts):
         hint = "give its input_ids" if isinstance(prompts, Mapping) else "give a text, token ids, or a list of either"
         raise InvalidRequestError(f"prompts is {shown_value(prompts)}: {hint}", param="prompts")
@@ -476,6 +480,18 @@ def shown_value(value: Any) -> str:
     """Return the value for a message: its type if its text is long."""
     shown = repr(value)
     return shown if len(shown) <= 40 else f"a {type(value).__name__}"
+
+
+def require_keys(prompt: Mapping[str, Any]) -> None:
+    """Raise unless a prompt has the form of a text with images."""
+    images = prompt.get("images")
+    is_whole = prompt.keys() == {"text", "images"} and isinstance(prompt["text"], str)
+    if not is_whole or not isinstance(images, list | tuple) or not images:
+        raise InvalidRequestError(
+            f"the prompt is {shown_value(dict(prompt))}: give a text, token ids, or a text with images, "
+            '{"text": "…", "images": [image]}',
+            param="prompt",
+        )
 
 
 def require_one_prompt(prompt: Any) -> None:

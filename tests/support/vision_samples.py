@@ -107,6 +107,15 @@ QWEN3_VL: dict[str, Any] = {
     | {"out_hidden_size": 32, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
     **QWEN_IDS,
 }
+IDEFICS3: dict[str, Any] = {
+    "text_config": _text("llama"),
+    "vision_config": {**SIGLIP, "image_size": 8},
+    "image_token_id": IMAGE,
+    "scale_factor": 2,
+    "pad_token_id": 0,
+}
+OTHER_VISION: dict[str, dict[str, Any]] = {"idefics3": IDEFICS3, "smolvlm": IDEFICS3}
+"""Families that are tested with their processors alone."""
 VISION: dict[str, dict[str, Any]] = {
     "gemma3": GEMMA3,
     "gemma4": GEMMA4,
@@ -129,7 +138,7 @@ WIDE: dict[str, Any] = {
 
 
 def _wide(name: str) -> dict[str, Any]:
-    config = VISION[name]
+    config = (VISION | OTHER_VISION)[name]
     changes = {key: value for key, value in WIDE.items() if key in config["text_config"]}
     vision = {"out_hidden_size": 64} if "out_hidden_size" in config["vision_config"] else {}
     if name == "qwen2_vl":
@@ -143,7 +152,7 @@ def _wide(name: str) -> dict[str, Any]:
 @functools.cache
 def vision_model(name: str, *, is_wide: bool = False) -> Any:
     """A tiny model of the family as its user has loaded it; a wide one has a text decoder for native kernels."""
-    config = AutoConfig.for_model(name, **(_wide(name) if is_wide else VISION[name]))
+    config = AutoConfig.for_model(name, **(_wide(name) if is_wide else (VISION | OTHER_VISION)[name]))
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     _fill(model)
     return model.eval()

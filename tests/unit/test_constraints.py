@@ -37,6 +37,7 @@ MODULES = {
     "PyYAML": "yaml",
     "opentelemetry-exporter-otlp-proto-http": "opentelemetry.exporter.otlp.proto.http",
     "opentelemetry-sdk": "opentelemetry.sdk",
+    "pillow": "PIL",
 }
 """Modules of packages with other names."""
 

@@ -16,6 +16,7 @@ from draftree.engine.prompts import PromptEncoder
 from draftree.engine.sequence import DecoderInput, DecoderPrompt, SourceOrTokens, decoder_input
 from draftree.loading.load import load_model
 from draftree.models.base import LanguageModel
+from draftree.models.image_prompt import refuse_images
 from draftree.models.source import FeatureSource
 from draftree.options import DecoderOptions, Messages, Prompt, RequestOptions, prompt_list, require_decoder_options
 from draftree.text.detokenize import Detokenizer
@@ -98,6 +99,7 @@ def beam_opening(
         prompt: token ids, or features; the source of an encoder-decoder model.
         decoder_prompt: what the decoder of such a model continues; None for its own start.
     """
+    refuse_images(prompt, "a beam search")
     opening = decoder_input(model, prompt, decoder_prompt)
     rules = opening.rules
     if rules is None or decoder_prompt is not None:

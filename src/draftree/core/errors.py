@@ -205,6 +205,7 @@ EXTRAS = {
     "audio": "soundfile",
     "gguf": "gguf",
     "grammar": "xgrammar",
+    "images": "PIL",
     "pandas": "pandas",
     "parallel": "accelerate",
     "plots": "matplotlib",

@@ -212,10 +212,12 @@ class SlotAllocator:
 
     def _open(self, sequence: WritingSequence, earlier: Sequence[WritingSequence]) -> None:
         copyable = sequence.history.tokens[: sequence.num_copyable]
-        match = PrefixMatch() if sequence.opens else self._beginning(sequence, copyable, earlier)
+        match = self._beginning(sequence, copyable, earlier) if sequence.shares_slots else PrefixMatch()
         if match.later >= match.length + MIN_SHARED:
             return  # another is about to read that much of it
-        if match.length < MIN_SHARED:
+        # of a beginning with images nothing less is shared than what is read of them at once
+        read = 0 if sequence.images is None else sequence.images.num_first - 1
+        if match.length < max(MIN_SHARED, read):
             match = PrefixMatch()
         begin = self._take_over if self._takes_over(match) else self._copy
         begin(match, sequence)
@@ -230,11 +232,11 @@ class SlotAllocator:
         self, sequence: WritingSequence, prompt: np.ndarray, earlier: Sequence[WritingSequence]
     ) -> PrefixMatch:
         target = self._parts.target
-        kept, length = self.prefixes.find(prompt, sequence.source)
+        kept, length = self.prefixes.find(prompt, sequence.prefix_key)
         match = PrefixMatch() if kept is None else PrefixMatch(kept.slot, length, kept.draft_state, kept)
         later = 0
         for other in earlier if self._shares else ():
-            if other.slot is None or other.opens is not None or other.source != sequence.source:
+            if other.slot is None or not other.shares_slots or other.prefix_key != sequence.prefix_key:
                 continue
             alike = common_length(other.history.tokens, prompt)
             length = target.cut_length(other.slot, min(alike, other.slot.length))
@@ -255,11 +257,11 @@ class SlotAllocator:
             return len(tokens)
         ends = [len(tokens)]
         for other in self._running:
-            if other.slot is None and other.opens is None and other.source == sequence.source:
+            if other.slot is None and other.shares_slots and other.prefix_key == sequence.prefix_key:
                 ends.append(common_length(other.history.tokens[: other.num_copyable], tokens))
         for kept in self.prefixes.kept:
             end = min(common_length(kept.tokens, tokens), len(tokens) - 1)
-            if kept.source == sequence.source and end >= start + LEAST_CHUNK:
+            if kept.key == sequence.prefix_key and end >= start + LEAST_CHUNK:
                 ends.append(end)
         return min(end for end in ends if end > start)
 
@@ -283,10 +285,10 @@ class SlotAllocator:
         target = self._parts.target
         self.prefixes.evict(self._num_open() + 1 - self._most_open())
         self._reserve(self._num_open() + 1, [sequence])
-        if sequence.opens is not None:
-            sequence.slot = sequence.opens()
-        elif match.slot is not None:
+        if match.slot is not None:
             sequence.slot = target.fork(match.slot, match.length)
+        elif sequence.opens is not None:
+            sequence.slot = sequence.opens()
         elif sequence.source is None:
             sequence.slot = target.open()
         else:
@@ -326,8 +328,8 @@ class SlotAllocator:
         self._running = [other for other in self._running if other is not sequence]
         slot, sequence.slot = sequence.slot, None
         draft_state, sequence.draft_state = sequence.draft_state, None
-        if slot is not None and may_keep and sequence.opens is None:
-            self.prefixes.keep(slot, sequence.history.tokens, draft_state, sequence.source)
+        if slot is not None and may_keep and sequence.shares_slots:
+            self.prefixes.keep(slot, sequence.history.tokens, draft_state, sequence.prefix_key)
             return
         if slot is not None:
             self._parts.target.close(slot)

@@ -118,7 +118,8 @@ class CachedPrefix:
     slot: Slot  # of the target
     tokens: np.ndarray  # token ids, shape (tokens,)
     draft_state: DraftState | None = None  # what a drafter has read of them; None if it keeps nothing
-    source: Source | None = None  # the source on which the slot was opened; None for causal models
+    # the source on which the slot was opened, or the digest of its images; None if it depends on token ids alone
+    key: Source | str | None = None
 
 
 class PrefixCache:
@@ -132,7 +133,7 @@ class PrefixCache:
         self.evicted = 0
 
     def keep(
-        self, slot: Slot, tokens: np.ndarray, draft_state: DraftState | None, source: Source | None = None
+        self, slot: Slot, tokens: np.ndarray, draft_state: DraftState | None, key: Source | str | None = None
     ) -> None:
         """Keep slot and drafter state of a finished sequence, or close them if there is nothing in them to share."""
         if not self.limit or slot.length < MIN_SHARED:
@@ -141,16 +142,16 @@ class PrefixCache:
             return
         self._target.truncate(slot, slot.length)
         kept_state = self._drafts.detach(draft_state, slot.length)
-        new = CachedPrefix(slot, tokens[: slot.length].copy(), kept_state, source)
+        new = CachedPrefix(slot, tokens[: slot.length].copy(), kept_state, key)
         for old in list(self.kept):
-            if old.source == source and self._shared(new, old.tokens) == len(old.tokens):
+            if old.key == key and self._shared(new, old.tokens) == len(old.tokens):
                 self._close(old)  # all that it holds the new one holds as well
         self.kept.append(new)
         self.evict(len(self.kept) - self.limit)
 
-    def find(self, prompt: np.ndarray, source: Source | None = None) -> tuple[CachedPrefix | None, int]:
-        """The kept slot with this source and the longest common beginning, the latest of equals, and how long it is."""
-        lengths = {index: self._shared(kept, prompt) for index, kept in enumerate(self.kept) if kept.source == source}
+    def find(self, prompt: np.ndarray, key: Source | str | None = None) -> tuple[CachedPrefix | None, int]:
+        """The kept slot with this key and the longest common beginning, the latest of equals, and how long it is."""
+        lengths = {index: self._shared(kept, prompt) for index, kept in enumerate(self.kept) if kept.key == key}
         index = max(reversed(lengths), key=lengths.__getitem__, default=0)
         length = lengths.get(index, 0)
         return (self.kept[index] if length else None), length

@@ -12,18 +12,22 @@ from typing import Any, TypeVar, final
 from draftree.core.errors import InvalidRequestError, blaming
 from draftree.engine.sequence import DecoderPrompt
 from draftree.models.base import LanguageModel
+from draftree.models.image_prompt import ImageProcessor, ImagePrompt
 from draftree.models.source import EncoderDecoder
 from draftree.options import (
     Messages,
     Prompt,
     RequestOptions,
+    TextPrompt,
     WholeStart,
     is_id,
     is_row,
+    require_keys,
     require_one_prompt,
     shown_value,
 )
 from draftree.sampling.params import require_length
+from draftree.text.chat.messages import has_images
 from draftree.text.fill_in import FillIn, SourceFile
 from draftree.text.languages import language_token
 from draftree.text.tokenizer import Tokenizer, too_long
@@ -40,6 +44,7 @@ class PromptEncoder:
         vocab_size: number of token ids of the model.
         allow_control_tokens: whether control tokens in messages are encoded as such.
         decoder_start: tokens before every text of an encoder-decoder model; None for causal models.
+        images: the processor of prompts with images; None if the model reads no images.
     """
 
     def __init__(
@@ -49,16 +54,18 @@ class PromptEncoder:
         *,
         allow_control_tokens: bool = False,
         decoder_start: Sequence[int] | None = None,
+        images: ImageProcessor | None = None,
     ) -> None:
         self.tokenizer = tokenizer
+        self.images = images
         self._vocab_size = vocab_size
         self._decoder_start = decoder_start
         self.allow_control_tokens = allow_control_tokens
 
     def encode(
         self, prompt: Prompt | Messages, *, source_lang: str | None = None, most: int | None = None
-    ) -> list[int]:
-        """Encode a text, a list of token ids, or the messages of a conversation.
+    ) -> Sequence[int]:
+        """Encode a text, a list of token ids, a text with images, or the messages of a conversation.
 
         Args:
             prompt: the prompt.
@@ -80,6 +87,7 @@ class PromptEncoder:
             self._vocab_size,
             allow_control_tokens=self.allow_control_tokens,
             decoder_start=self._decoder_start,
+            images=self.images,
         )
 
     def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -138,7 +146,7 @@ class PromptEncoder:
         continue_final_message: bool = False,
         source_lang: str | None = None,
         most: int | None = None,
-    ) -> list[int]:
+    ) -> Sequence[int]:
         """Encode a conversation with the model's chat template; the other arguments as `Tokenizer.apply_chat_template`.
 
         A language of the source is refused.
@@ -148,7 +156,11 @@ class PromptEncoder:
         """
         self._require_text(source_lang, kind="a conversation")
         with blaming("messages"):
-            return self._require_tokenizer("a conversation").apply_chat_template(
+            tokenizer = self._require_tokenizer("a conversation")
+            is_with_images = has_images(messages)
+            images = self._require_images() if is_with_images else None
+            encode: Callable[..., Any] = tokenizer.chat_with_images if is_with_images else tokenizer.apply_chat_template
+            encoded = encode(
                 messages,
                 tools=tools,
                 template_kwargs=template_kwargs,
@@ -157,9 +169,17 @@ class PromptEncoder:
                 allow_control_tokens=self.allow_control_tokens,
                 most=most,
             )
+            return encoded if images is None else images.prompt(*encoded)
 
-    def encode_prompt(self, prompt: Prompt, *, source_lang: str | None = None, most: int | None = None) -> list[int]:
-        """Encode a text, or check a list of token ids.
+    def _require_images(self) -> ImageProcessor:
+        if self.images is None:
+            raise InvalidRequestError("the prompt has an image, and this model reads no images: leave the image out")
+        return self.images
+
+    def encode_prompt(
+        self, prompt: Prompt, *, source_lang: str | None = None, most: int | None = None
+    ) -> Sequence[int]:
+        """Encode a text, or a text with images, or check a list of token ids.
 
         Args:
             prompt: the prompt.
@@ -172,6 +192,12 @@ class PromptEncoder:
         with blaming("prompt"):
             if not self._vocab_size:
                 raise InvalidRequestError("the prompt is text, and this model reads features of sound: use transcribe")
+            if isinstance(prompt, ImagePrompt):
+                return prompt
+            if isinstance(prompt, Mapping):
+                self._require_text(source_lang, kind="images")
+                require_keys(prompt)
+                return self._require_images().prompt(prompt["text"], prompt["images"])
             if isinstance(prompt, str):
                 tokenizer = self._require_tokenizer("a text")
                 if most is not None:
@@ -243,7 +269,7 @@ class PromptEncoder:
             return options
         return replace(options, decoder_prompt=self.encode_start(options), target_lang=None)
 
-    def _decoder_ids(self, prompt: Prompt) -> list[int]:
+    def _decoder_ids(self, prompt: TextPrompt) -> list[int]:
         self._require_encoder("decoder_prompt")
         require_length("decoder_prompt", prompt, MAX_DECODER_PROMPT, "characters or tokens")
         ids: list[Any] = list(prompt) if is_row(prompt) else []
@@ -269,14 +295,20 @@ class PromptEncoder:
         return [int(token) for token in ids]
 
 
-def encoder_of(model: LanguageModel, tokenizer: Tokenizer | None, *, allow_control_tokens: bool) -> PromptEncoder:
+def encoder_of(
+    model: LanguageModel,
+    tokenizer: Tokenizer | None,
+    *,
+    allow_control_tokens: bool,
+    images: ImageProcessor | None = None,
+) -> PromptEncoder:
     """Return the encoder of a model's prompts, which are sources if it is an encoder-decoder model."""
     size = model.vocab_size
     start = None
     if isinstance(model, EncoderDecoder):
         size = model.source_vocab_size
         start = model.rules.start_ids
-    return PromptEncoder(tokenizer, size, allow_control_tokens=allow_control_tokens, decoder_start=start)
+    return PromptEncoder(tokenizer, size, allow_control_tokens=allow_control_tokens, decoder_start=start, images=images)
 
 
 LONG = 50_000  # characters or token ids from which a prompt is long: it takes tens of milliseconds
@@ -298,7 +330,7 @@ class AsyncPromptEncoder:
 
     async def encode(
         self, prompt: Prompt | Messages, *, source_lang: str | None = None, most: int | None = None
-    ) -> list[int]:
+    ) -> Sequence[int]:
         """Return the token ids of a prompt; messages are formatted by the model's chat template.
 
         Args:
@@ -320,7 +352,7 @@ class AsyncPromptEncoder:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         most: int | None = None,
-    ) -> list[int]:
+    ) -> Sequence[int]:
         """Return the token ids of a conversation, formatted by the model's chat template.
 
         Args:

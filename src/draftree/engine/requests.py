@@ -6,14 +6,23 @@ import itertools
 import secrets
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 from typing import Unpack
 
-from draftree.core.errors import InvalidRequestError, PromptTooLongError, VocabularyMismatchError, blaming
+from draftree.core.errors import (
+    InvalidRequestError,
+    PromptTooLongError,
+    UnsupportedModelError,
+    VocabularyMismatchError,
+    blaming,
+)
 from draftree.core.noise import Noise
 from draftree.drafters.base import NO_DRAFTS
 from draftree.engine.parts import EngineParts
 from draftree.engine.sequence import ClientDrafts, DecoderInput, SourceOrTokens, WritingSequence, decoder_input
 from draftree.models.base import SlotRequest
+from draftree.models.image_prompt import ImagePrompt
+from draftree.models.images import ImageReader
 from draftree.models.source import EncoderDecoder, FeatureSource
 from draftree.options import AUTO_DRAFT, NO_DRAFT, RequestKeywords, RequestOptions, shown_value
 from draftree.sampling.controls import Controls, build_controls
@@ -38,6 +47,7 @@ class SequenceFactory:
     defaults: Sampling = NEUTRAL  # the model's sampling, for parameters that a request does not give
     kernels: str = ""
     fallback_reason: str | None = None
+    images: ImageReader | None = None  # opens slots on prompts with images; None if the model reads none
     auto_draft: str | None = None  # the drafter that `auto` stands for; None if `auto` was not among the drafters
     records_picks: bool = False  # whether records of rounds hold the target's picks, for traces of a whole run
 
@@ -58,7 +68,8 @@ class SequenceFactory:
         """
         options = RequestOptions.of(params, **keywords).resolved(self.defaults)
         chosen = self._choice(options.draft)
-        if not isinstance(ids, FeatureSource):
+        images = self._with_images(ids, options) if isinstance(ids, ImagePrompt) else None
+        if not isinstance(ids, FeatureSource | ImagePrompt):
             ids = self.truncated(ids, options)
         assert not isinstance(options.decoder_prompt, str), "`PromptEncoder.with_start` encodes a text"
         opening = decoder_input(self.parts.target, ids, options.decoder_prompt)
@@ -92,6 +103,8 @@ class SequenceFactory:
             )
             request = SlotRequest(sequence.history, sequence.controls, limit, traits is NO_DRAFTS)
             sequence.opens = self.parts.target.opener(request)
+            if images is not None and self.images is not None:
+                sequence.opens, sequence.images = partial(self.images.open, images), images
             sequence.kernels = self.kernels
             sequence.fallback_reason = self.fallback_reason
             sequence.rounds = [] if options.trace else None
@@ -101,6 +114,18 @@ class SequenceFactory:
                 sequence.write(options.written, 0)
             sequences.append(sequence)
         return sequences
+
+    def _with_images(self, prompt: ImagePrompt, params: SamplingParams) -> ImagePrompt:
+        """Return a prompt with images that slots can be opened on."""
+        if self.images is None:
+            raise InvalidRequestError("the prompt has images, and this model reads none: leave them out")
+        for name in ("prompt_logprobs", "truncate_prompt_tokens"):
+            if getattr(params, name) is not None:
+                raise InvalidRequestError(f"{name} is for prompts without images: leave it out", param=name)
+        try:
+            return self.images.prepared(prompt)
+        except UnsupportedModelError as error:
+            raise InvalidRequestError(f"this model reads no images here: {error}") from error
 
     def _controls(self, params: SamplingParams, opening: DecoderInput, limit: int, *, seed: int) -> Controls:
         controls = build_controls(

@@ -15,6 +15,7 @@ from draftree.core.types import SequenceRecord
 from draftree.drafters.base import Drafter, DraftTraits, SequenceView
 from draftree.engine.forced_tokens import ForcedTokens
 from draftree.models.base import LanguageModel, Slot
+from draftree.models.image_prompt import ImagePrompt
 from draftree.models.source import EncoderDecoder, FeatureSource, Source, TokenSource
 from draftree.options import WholeStart
 from draftree.planners.base import Planner
@@ -281,6 +282,7 @@ class WritingSequence:
     slot: Slot | None = None
     # opens a slot with the beginning of the prompt, if token ids alone do not determine it
     opens: Callable[[], Slot] | None = None
+    images: ImagePrompt | None = None  # what `opens` reads of a prompt with images; None for no images
     client_drafts: ClientDrafts | None = None  # trees of a client, which replace the drafter's
     draft_state: DraftState | None = None  # None for plain decoding, and without a slot
     plan_state: Any = None
@@ -320,6 +322,16 @@ class WritingSequence:
         self._stop: StopChecker | None = None
         if params.stop_strings:
             self._stop = StopChecker(params.stop_strings, include_in_output=params.include_stop_str_in_output)
+
+    @property
+    def prefix_key(self) -> Source | str | None:
+        """What a slot's contents depend on besides token ids: slots are shared where it is equal."""
+        return self.source if self.images is None else self.images.digest
+
+    @property
+    def shares_slots(self) -> bool:
+        """Whether tokens, with the key, determine the contents of the slot."""
+        return self.opens is None or self.images is not None
 
     @property
     def is_finished(self) -> bool:

@@ -174,6 +174,7 @@ def tokenizer_of(loaded: LoadedModel, tokenizer: Any, *, trust_remote_code: bool
             f"tokenizer is {os.fspath(tokenizer)!r}: give a loaded one, such as from AutoTokenizer.from_pretrained"
         )
     if tokenizer is not None:
+        tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor that reads images, too
         wrapped = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer(tokenizer)
         if loaded.tokenizer_sha is not None:
             require_same_tokenizer(wrapped, loaded.tokenizer_sha)

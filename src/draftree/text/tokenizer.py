@@ -32,6 +32,7 @@ VOCABULARY_FILES = ("tokenizer.json", "*.model", "*.tiktoken", "tekken.json", "v
 SETTINGS_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
 
+PROBE_TEXT = "draftree"  # a message that shows whether a chat template writes it
 CHARS_PER_TOKEN = 16
 """Most texts have fewer; of those that have more, more is encoded before they are refused as too long."""
 
@@ -178,6 +179,56 @@ class Tokenizer:
                 default it is spelled as text.
             most: number of tokens beyond which a conversation is refused early, as by `require_fit`; None for any.
         """
+        conversation, text = self._rendered(
+            messages,
+            tools=tools,
+            template_kwargs=template_kwargs,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            most=most,
+        )
+        if conversation.images:
+            raise InvalidRequestError(
+                f"a message has an image, and {self.name} reads text: leave it out, or use a model that reads images"
+            )
+        if allow_control_tokens:
+            return self.encode(text, add_special_tokens=False)
+        with self._lock, self._working("encode this conversation"):
+            return self._literal_encoder.ids(conversation, text)
+
+    def chat_with_images(
+        self, messages: Messages, *, allow_control_tokens: bool = False, **options: Any
+    ) -> tuple[str, tuple[Any, ...]]:
+        """Return the text of a conversation by the chat template, and its images, whose placeholders are in the text.
+
+        Options are those of `apply_chat_template`.
+
+        Raises:
+            InvalidRequestError: as `apply_chat_template`; or a message has a control token, which might stand for an
+                image.
+        """
+        conversation, text = self._rendered(messages, **options)
+        if allow_control_tokens:
+            return text, conversation.images
+        with self._lock, self._working("encode this conversation"):
+            is_plain = self._literal_encoder.ids(conversation, text) == self.encode(text, add_special_tokens=False)
+        if not is_plain:
+            raise InvalidRequestError(
+                "a message has a control token, and the chat has images, so it cannot be spelled as text: change the "
+                "message, or let allow_control_tokens=True read it as a control token"
+            )
+        return text, conversation.images
+
+    def _rendered(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        most: int | None = None,
+    ) -> tuple[Conversation, str]:
         if most is not None and isinstance(messages, Sequence) and len(messages) > most:
             raise too_long(f"has {len(messages)} messages, each of at least one token", most)
         conversation = conversation_of(
@@ -196,6 +247,8 @@ class Tokenizer:
             from draftree.text.chat.templates import require_read
 
             require_read(conversation, self.chat_template or "", self.name)
+        if not self._reads_texts:
+            conversation = conversation.in_parts()
         try:
             text = chat_text(self._backend, conversation)
         except InvalidRequestError:
@@ -207,10 +260,20 @@ class Tokenizer:
             ) from error
         if most is not None:
             self.require_fit(text, most)
-        if allow_control_tokens:
-            return self.encode(text, add_special_tokens=False)
-        with self._lock, self._working("encode this conversation"):
-            return self._literal_encoder.ids(conversation, text)
+        return conversation, text
+
+    @cached_property
+    def _reads_texts(self) -> bool:
+        """Whether the chat template writes a content that is a text; some write lists of parts only."""
+
+        def writes(conversation: Conversation) -> bool:
+            try:
+                return PROBE_TEXT in chat_text(self._backend, conversation)
+            except Exception:  # a template is a program of the model's author and may raise anything
+                return False
+
+        probe = Conversation([{"role": "user", "content": PROBE_TEXT}], add_generation_prompt=False)
+        return writes(probe) or not writes(probe.in_parts())
 
     @cached_property
     def _literal_encoder(self) -> LiteralEncoder:
@@ -322,9 +385,12 @@ def chat_text(backend: Any, conversation: Conversation) -> str:
     *before, last = conversation.messages
     taken = "".join(conversation.texts())
     mark = next(chr(code) for code in itertools.count(0xE000) if chr(code) not in taken)
-    marked = {**last, "content": f"{last['content']}{mark} "}
-    whole = _whole_text(backend, replace(conversation, messages=[*before, marked]))
-    if mark not in whole or last["content"].strip() not in whole:
+    parts = last["content"] if isinstance(last["content"], list) else [{"text": last["content"]}]
+    content: Any = f"{parts[-1]['text']}{mark} "
+    if parts is last["content"]:
+        content = [*parts[:-1], {**parts[-1], "text": content}]
+    whole = _whole_text(backend, replace(conversation, messages=[*before, {**last, "content": content}]))
+    if mark not in whole or parts[-1]["text"].strip() not in whole:
         raise InvalidRequestError(
             "the chat template writes the last message in another form, so it cannot be continued: leave "
             "continue_final_message out",

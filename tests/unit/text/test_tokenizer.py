@@ -113,7 +113,7 @@ def test_bos_is_written_once_in_a_chat() -> None:
         ([{"role": "user"}], '"content" of message 0 of the chat is missing'),
         ([{"content": "Hi"}], '"role" of message 0 of the chat is missing'),
         ([{"role": "user", "content": "Hi"}, {"role": "user", "content": None}], "message 1 .* is of type NoneType"),
-        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "Part 0 .*is 'image_url'"),
+        ([{"role": "user", "content": [{"type": "video", "video": {}}]}], "Part 0 .*is 'video'"),
         ([{"role": "user", "content": [{"type": "text", "text": 1}]}], '"text" of part 0 of message 0 .* type int'),
         ([{"role": 1, "content": "Hi"}], '"role" .* is of type int'),
         ([{"role": " ", "content": "Hi"}], '"role" of message 0 of the chat is empty'),

@@ -50,6 +50,11 @@ class Rows:
     num_chunks: int
     longest: int  # largest position plus one
 
+    @property
+    def positions(self) -> array[int]:
+        """Each row's position in the text."""
+        return self.numbers[self.starts[3] : self.starts[3] + self.count]
+
 
 @dataclass(frozen=True, slots=True)
 class SourceRows:

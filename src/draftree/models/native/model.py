@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import final
 
 import torch
@@ -10,16 +11,17 @@ from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
 from draftree.models.base import Edit, EmbeddingFacts, Extend, LanguageModel, LayerSubset, Pass, PassResult, Slot
-from draftree.models.kv.slots import LayerRange, LayerShape, Leftovers, RangeOutput, SlotPool, kv_slot
+from draftree.models.kv.slots import KVSlot, LayerRange, LayerShape, Leftovers, RangeOutput, SlotPool, kv_slot
 from draftree.models.kv.slotted import SlottedModel, requested_rows
 from draftree.models.memory import LOGIT_BYTES, Footprint
 from draftree.models.native.blueprint import LAYER_NORM, Blueprint, LayerBlueprint, LinearBlueprint
-from draftree.models.native.decoder import KV_SCALE_BYTES, NativeDecoder, plan_rows
+from draftree.models.native.decoder import KV_SCALE_BYTES, NativeDecoder, Rows, plan_rows
 from draftree.models.native.library import LANES
 from draftree.models.native.shares import Share
 from draftree.models.native.states import MOST_KEPT, NativeStates
 from draftree.models.native.structures import NORMS
 from draftree.models.native.weights import Weights
+from draftree.models.torch.inspection import ReadPrompt
 
 
 class NativeModel(SlottedModel):
@@ -76,6 +78,22 @@ class NativeModel(SlottedModel):
         self._pool.clear()
         self._pool = self._new_pool(self.blueprint.head_dim + KV_SCALE_BYTES, torch.int8)
         self.kv_dtype = kv_dtype
+
+    def adopt(self, prompt: ReadPrompt) -> KVSlot:
+        """Open a slot with all but the last token of a prompt that a transformers model has read."""
+        if self.kv_dtype is not None:
+            raise UnsupportedModelError(
+                f"keys and values of images are not stored as {self.kv_dtype}: leave kv_dtype out, or give prompts "
+                "without images"
+            )
+        if self._states is not None:
+            raise UnsupportedModelError(
+                f"the recurrent states of {self.kind} after an image are not adopted: give kernels 'torch', or prompts "
+                "without images"
+            )
+        slot = self._pool.adopt(prompt.layers, prompt.length - 1)
+        slot.offset = prompt.offset
+        return slot
 
     def free_slots(self) -> None:
         """Free the memory of keys and values and of logits that are not in use; no slot may be open."""
@@ -142,11 +160,13 @@ class NativeModel(SlottedModel):
         chunk = self._decoder.rows_of_chunk(sum(map(len, tokens)))
         rows = plan_rows(slots, tokens, nodes, rows_of_chunk=chunk)
         requested, memory, states = requested_rows(jobs), self._pool.memory, self._states
+        positions = _moved_positions(rows, slots, nodes)
+        run = partial(self._decoder.run, memory, rows, requested, layer_range=layer_range, rope_positions=positions)
         if states is None:
-            return self._decoder.run(memory, rows, requested, layer_range=layer_range)
+            return run()
         keeps = (layer_range.first, layer_range.end, layer_range.part) == (0, self.num_layers, None)
         steps = states.plan(slots, nodes, [job.settled for job in jobs], keeps=keeps)
-        output = self._decoder.run(memory, rows, requested, layer_range=layer_range, states=states, steps=steps)
+        output = run(states=states, steps=steps)
         states.note(steps)
         return output
 
@@ -156,6 +176,14 @@ class NativeModel(SlottedModel):
                 f"{self.kind} has recurrent layers, of which no part runs alone: choose a drafter that runs no part of "
                 "the model"
             )
+
+
+def _moved_positions(rows: Rows, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]]) -> list[int] | None:
+    """Return the rotary positions of rows, if images before some of them take fewer positions than tokens."""
+    if not any(slot.offset for slot in slots):
+        return None
+    offsets = (slot.offset for slot, chosen in zip(slots, nodes, strict=True) for _ in chosen)
+    return [position + offset for position, offset in zip(rows.positions, offsets, strict=True)]
 
 
 @final

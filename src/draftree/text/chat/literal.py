@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, final
 
 from draftree.core.errors import InvalidRequestError
@@ -83,9 +83,10 @@ class LiteralEncoder:
         for keeps in ("", "assistant"):
             changed = conversation.changed(marked, identifiers=True, except_role=keeps)
             if conversation.is_open and not keeps:
-                content = marked(conversation.messages[-1]["content"], self._turn_tokens)
+                last = replace(conversation, messages=conversation.messages[-1:])
+                (kept,) = last.changed(partial(marked, pattern=self._turn_tokens)).messages
                 changed = replace(
-                    changed, messages=[*changed.messages[:-1], {**changed.messages[-1], "content": content}]
+                    changed, messages=[*changed.messages[:-1], {**changed.messages[-1], "content": kept["content"]}]
                 )
             rendered = self._rendered(changed)
             if rendered is not None and marks.sub(lambda match: tokens[int(match[1])], rendered) == text:

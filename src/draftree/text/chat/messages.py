@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from draftree.core.errors import InvalidRequestError, blaming
+from draftree.text.chat.images import image_source
 
 _IDENTIFIER = re.compile(r"[\w.$-]*")
 """Texts that templates compare or use as keys; they are never changed for the literal encoding."""
@@ -23,6 +24,7 @@ class Conversation:
     variables: Mapping[str, Any] = field(default_factory=dict)  # further variables of the template
     add_generation_prompt: bool = True  # whether the header of the assistant's answer is appended
     is_open: bool = False  # whether the text ends with the content of the last message, which is to be continued
+    images: tuple[Any, ...] = ()  # what the parts of type "image" stand for, in their order
 
     @property
     def keys(self) -> frozenset[str]:
@@ -36,8 +38,12 @@ class Conversation:
 
     def texts(self) -> list[str]:
         """Return the contents, and every other text that the template may copy, except roles and identifiers."""
-        contents = [message["content"] for message in self.messages if isinstance(message.get("content"), str)]
+        contents = [text for message in self.messages for text in _content_texts(message.get("content"))]
         return [*contents, *filter(_is_free, self._others())]
+
+    def in_parts(self) -> Conversation:
+        """Return the same conversation with a list of parts as the content of every message."""
+        return replace(self, messages=[_in_parts(message) for message in self.messages])
 
     def identifiers(self) -> list[str]:
         """Return names, keys and values that a template may compare."""
@@ -73,9 +79,24 @@ def _changed_message(
     message: Mapping[str, Any], change: Callable[[str], str], selected: Callable[[str], str]
 ) -> dict[str, Any]:
     changed = {key: value if key in MESSAGE_KEYS else _changed(value, selected) for key, value in message.items()}
-    if isinstance(message.get("content"), str):
-        changed["content"] = change(message["content"])
+    content = message.get("content")
+    if isinstance(content, str):
+        changed["content"] = change(content)
+    elif isinstance(content, list):
+        changed["content"] = [{**part, "text": change(part["text"])} if "text" in part else part for part in content]
     return changed
+
+
+def _content_texts(content: object) -> list[str]:
+    if isinstance(content, list):
+        return [part["text"] for part in content if "text" in part]
+    return [content] if isinstance(content, str) else []
+
+
+def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(message.get("content"), str):
+        return message
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}
 
 
 def _is_free(text: str) -> bool:
@@ -104,6 +125,8 @@ def _changed(value: Any, change: Callable[[str], str]) -> Any:
 
 Messages = Sequence[Mapping[str, Any]]
 MESSAGE_KEYS = ("role", "content")
+IMAGES = ("image", "image_url")
+"""Types of content parts that are images."""
 KNOWN_KEYS = frozenset((*MESSAGE_KEYS, "name", "reasoning_content", "thinking", "tool_call_id", "tool_calls"))
 """Common keys of messages; others must be read by the template."""
 MAX_DEPTH = 64  # levels of objects and arrays in tools, arguments and template variables
@@ -119,8 +142,8 @@ def conversation_of(
 ) -> Conversation:
     """Check messages, tools and template variables, and convert them to the form that templates expect.
 
-    Text parts are joined by line ends. Arguments of calls, which are JSON text in OpenAI's form, become objects; text
-    that is no JSON object, such as that of a call that was cut, stays as it is.
+    Text parts are joined by line ends, unless there is an image between them. Arguments of calls, which are JSON text
+    in OpenAI's form, become objects; text that is no JSON object, such as that of a call that was cut, stays as it is.
     """
     check_messages(messages)
     assert isinstance(messages, Sequence)
@@ -136,13 +159,28 @@ def conversation_of(
             "continue_final_message out",
             param="continue_final_message",
         )
-    return Conversation(made, checked_tools, checked_variables, add_generation_prompt and not is_open, is_open)
+    images = tuple(image_source(part) for message in messages for part in _parts_of(message) if part["type"] in IMAGES)
+    return Conversation(made, checked_tools, checked_variables, add_generation_prompt and not is_open, is_open, images)
+
+
+def has_images(messages: object) -> bool:
+    """Return whether a conversation has an image; False for any other value."""
+    if not isinstance(messages, list | tuple):
+        return False
+    parts = [part for message in messages if isinstance(message, Mapping) for part in _parts_of(message)]
+    return any(isinstance(part, Mapping) and part.get("type") in IMAGES for part in parts)
+
+
+def _parts_of(message: Mapping[str, Any]) -> Sequence[Any]:
+    content = message.get("content")
+    return content if isinstance(content, list | tuple) else ()
 
 
 def check_messages(messages: object) -> None:
     """Raise unless the value is a valid conversation.
 
-    A message has a "role" and a "content": a text, or a list of parts {"type": "text", "text": …}. Messages of the
+    A message has a "role" and a "content": a text, or a list of parts, each {"type": "text", "text": …},
+    {"type": "image", "image": …} or {"type": "image_url", "image_url": {"url": …}}. Messages of the
     assistant may have "tool_calls" or "reasoning_content", and then no content; messages of the role "tool" may have a
     "tool_call_id"; any message may have a "name", and other keys that the template reads.
     """
@@ -183,13 +221,25 @@ def _check_message(message: object, place: str) -> None:
 def _check_parts(parts: Sequence[object], place: str) -> None:
     for number, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, Mapping) else None
+        if isinstance(part, Mapping) and kind in IMAGES:
+            _check_image(part, f"part {number} of {place}")
+            continue
         if not isinstance(part, Mapping) or kind != "text" or set(part) != {"type", "text"}:
             shown = repr(kind) if isinstance(kind, str) else type(part).__name__
             raise InvalidRequestError(
-                f'Part {number} of "content" of {place} is not a text part (it is {shown[:40]}): only parts '
-                '{"type": "text", "text": "…"} are supported.'
+                f'Part {number} of "content" of {place} is not a text part or an image (it is '
+                f'{shown[:40]}): only parts {{"type": "text", "text": "…"}} and {{"type": "image", "image": …}} are '
+                "supported."
             )
         _require_text(part, "text", place=f"part {number} of {place}")
+
+
+def _check_image(part: Mapping[str, Any], place: str) -> None:
+    if image_source(part) is None:
+        raise InvalidRequestError(
+            f'{_capital(place)} names no image: write {{"type": "image", "image": …}} with a PIL image, bytes, a path '
+            'or a data URL, or {"type": "image_url", "image_url": {"url": "data:…"}}.'
+        )
 
 
 def _check_calls(message: Mapping[str, Any], place: str) -> None:
@@ -236,7 +286,10 @@ def _template_message(message: Mapping[str, Any]) -> dict[str, Any]:
     made.pop("tool_calls", None)
     content = message.get("content")
     if isinstance(content, list | tuple):
-        made["content"] = "\n".join(part["text"] for part in content)
+        if any(part["type"] in IMAGES for part in content):
+            made["content"] = [part if part["type"] == "text" else {"type": "image"} for part in map(dict, content)]
+        else:
+            made["content"] = "\n".join(part["text"] for part in content)
     if message.get("reasoning_content") is not None:
         made.setdefault("content", "")
         # the name in gpt-oss's template

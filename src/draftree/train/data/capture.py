@@ -322,7 +322,7 @@ class Capture:
         except InvalidRequestError:  # for example a template without system messages
             return REFUSED
 
-    def prompt_ids(self, job: Job) -> list[int]:
+    def prompt_ids(self, job: Job) -> Sequence[int]:
         if self.chat:
             return self._llm.prompts.encode_chat([dict(message) for message in job.prompt.messages])
         return self._llm.prompts.encode_prompt(job.prompt.text)

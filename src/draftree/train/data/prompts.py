@@ -165,7 +165,7 @@ def user_turn(llm: LLM) -> UserTurn:
     """Return where the chat template of a model has the user's message."""
     if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
         raise ConfigurationError("the model has no chat template, so it cannot write messages of users: give prompts")
-    first, second = (llm.prompts.encode_chat([{"role": "user", "content": probe}]) for probe in PROBES)
+    first, second = (list(llm.prompts.encode_chat([{"role": "user", "content": probe}])) for probe in PROBES)
     before, after = _common(first, second), _common(first[::-1], second[::-1])[::-1]
     if not before:
         raise ConfigurationError("the chat template writes nothing before a user's message: give prompts")

@@ -1,0 +1,123 @@
+"""Images of a prompt: PIL images from data URLs, files and bytes, within limits."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from draftree.core.errors import InvalidRequestError, import_extra
+from draftree.core.files import expanded
+
+MAX_BYTES = 32 << 20
+"""Largest encoded image."""
+MAX_PIXELS = 1 << 26
+"""Largest decoded image: 192 MiB in RGB. A small file can describe any size."""
+MAX_IMAGES = 64
+"""Most images of one prompt."""
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+
+
+def read_image(source: Any) -> Any:
+    """Return an image as a PIL image in RGB, upright.
+
+    Args:
+        source: a PIL image, the bytes of a file, a data URL, a `file:` URL or a path.
+
+    Raises:
+        InvalidRequestError: the image is damaged, too large, remote, or of another kind.
+    """
+    import_extra("images", "images need", error=InvalidRequestError)
+    from PIL import Image, ImageOps
+
+    if isinstance(source, Image.Image):
+        image = source
+    else:
+        data = _bytes_of(source)
+        if len(data) > MAX_BYTES:
+            raise InvalidRequestError(f"the image has {len(data)} bytes, and {MAX_BYTES} are allowed: make it smaller")
+        try:
+            image = Image.open(io.BytesIO(data), formats=FORMATS)
+        except Exception as error:  # Pillow raises various exceptions for damaged files
+            raise _damaged(error) from error
+    width, height = image.size
+    if not 0 < width * height <= MAX_PIXELS:
+        raise InvalidRequestError(
+            f"the image has {width} x {height} pixels, and {MAX_PIXELS} are allowed: make it smaller"
+        )
+    try:
+        return ImageOps.exif_transpose(image).convert("RGB")
+    except Exception as error:  # as above
+        raise _damaged(error) from error
+
+
+def _damaged(error: Exception) -> InvalidRequestError:
+    reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
+    return InvalidRequestError(f"the image cannot be read ({reason}): give a whole {', '.join(FORMATS)} file")
+
+
+def _bytes_of(source: Any) -> bytes:
+    if isinstance(source, bytes | bytearray | memoryview):
+        return bytes(source)
+    if not isinstance(source, str | os.PathLike):
+        raise InvalidRequestError(
+            f"an image is of type {type(source).__name__}: give a PIL image, bytes, a path or a data URL"
+        )
+    spelled = os.fspath(source)
+    scheme, separator, rest = str(spelled).partition(":")
+    if separator and scheme.lower() == "data":
+        return bytes_of_data_url(rest)
+    if separator and scheme.lower() in ("http", "https"):
+        raise InvalidRequestError(
+            f"the image '{shown(spelled)}' is a remote URL, and these are not fetched: give a data URL or a file"
+        )
+    path = expanded(_local_path(rest) if separator and scheme.lower() == "file" else spelled)
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise InvalidRequestError(
+                f"the image '{path}' has {path.stat().st_size} bytes, and {MAX_BYTES} are allowed: make it smaller"
+            )
+        return path.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InvalidRequestError(f"the image '{shown(str(path))}' cannot be read: {reason}") from error
+
+
+def _local_path(rest: str) -> Path:
+    return Path(os.fsdecode(unquote_to_bytes(rest.removeprefix("//").removeprefix("localhost"))))
+
+
+def bytes_of_data_url(rest: str) -> bytes:
+    """Return the content of a data URL without its scheme."""
+    kind, separator, content = rest.partition(",")
+    if not separator or not kind.lower().rstrip().endswith(";base64"):
+        raise InvalidRequestError(
+            "the data URL of an image has another form: write data:image/png;base64, and the file in base64"
+        )
+    return bytes_of_base64(content)
+
+
+def bytes_of_base64(content: str) -> bytes:
+    if len(content) * 3 // 4 > MAX_BYTES + 3:
+        raise InvalidRequestError(f"the image has more than {MAX_BYTES} bytes: make it smaller")
+    try:
+        return base64.b64decode(content, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidRequestError(f"the image is not valid base64 ({error}): encode the bytes of the file") from error
+
+
+def shown(url: str) -> str:
+    """Return a URL or path, shortened for a message."""
+    return url if len(url) <= 80 else f"{url[:77]}..."
+
+
+def image_source(part: Any) -> Any:
+    """Return what a content part of type "image" or "image_url" says of its image; None if it says nothing."""
+    value = part.get("image_url") if part["type"] == "image_url" else None
+    if part["type"] == "image":
+        value = next((part[key] for key in ("image", "url", "path") if part.get(key) is not None), None)
+    return value.get("url") if isinstance(value, dict) else value

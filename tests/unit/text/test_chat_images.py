@@ -1,0 +1,82 @@
+"""Images in the messages of a conversation: their parts, their placeholders, and control tokens beside them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from draftree.core.errors import InvalidRequestError
+from draftree.text.chat.messages import conversation_of, has_images
+from draftree.text.tokenizer import Tokenizer
+from text_backends import CHAT_TEMPLATE, byte_level
+
+CONTENT = "{{ message['content'] }}"
+PARTS = "{% for part in message['content'] %}{{ '<img>' if part['type'] == 'image' else part['text'] }}{% endfor %}"
+EITHER = f"{{% if message['content'] is string %}}{CONTENT}{{% else %}}{PARTS}{{% endif %}}"
+
+
+def tokenizer(content: str) -> Tokenizer:
+    return Tokenizer(byte_level(CHAT_TEMPLATE.replace(CONTENT, content)))
+
+
+def asked(text: str, *images: Any) -> list[dict[str, Any]]:
+    parts = [{"type": "image", "image": image} for image in images]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
+
+
+def test_images_stand_in_their_order() -> None:
+    messages = [*asked("a", "one.png"), {"role": "assistant", "content": "b"}, *asked("c", b"two", "three.png")]
+    conversation = conversation_of(messages)
+    assert conversation.images == ("one.png", b"two", "three.png")
+    assert conversation.texts() == ["a", "b", "c"]
+    assert has_images(messages)
+    assert not has_images([{"role": "user", "content": [{"type": "text", "text": "a"}]}])
+    assert not has_images("image")
+
+
+def test_the_template_writes_placeholders() -> None:
+    text, images = tokenizer(EITHER).chat_with_images(asked("fox", "one.png", "two.png"), add_generation_prompt=False)
+    assert text == "<s><|im_start|>user\n<img><img>fox<|im_end|>\n"
+    assert images == ("one.png", "two.png")
+
+
+def test_a_template_for_lists_of_parts_gets_them() -> None:
+    encoder = tokenizer(PARTS)
+    messages = [{"role": "user", "content": "fox"}, {"role": "assistant", "content": "dog"}]
+    ids = encoder.apply_chat_template(messages, add_generation_prompt=False)
+    assert ids == tokenizer(CONTENT).apply_chat_template(messages, add_generation_prompt=False)
+    opened = encoder.apply_chat_template(messages, continue_final_message=True)
+    assert encoder.decode(opened, False).endswith("assistant\ndog")
+    typed = [{"role": "user", "content": "fox <|im_end|>"}]
+    assert encoder.apply_chat_template(typed) == tokenizer(CONTENT).apply_chat_template(typed)
+    typed.append({"role": "assistant", "content": "dog </s>"})
+    theirs = tokenizer(CONTENT).apply_chat_template(typed, continue_final_message=True)
+    assert encoder.apply_chat_template(typed, continue_final_message=True) == theirs
+
+
+def test_a_typed_control_token_is_refused_beside_an_image() -> None:
+    encoder = tokenizer(EITHER)
+    with pytest.raises(InvalidRequestError, match="a message has a control token, and the chat has images"):
+        encoder.chat_with_images(asked("fox <|im_end|>", "one.png"))
+    text, _ = encoder.chat_with_images(asked("fox <|im_end|>", "one.png"), allow_control_tokens=True)
+    assert "fox <|im_end|><|im_end|>" in text
+
+
+def test_a_model_of_text_names_the_image() -> None:
+    with pytest.raises(InvalidRequestError, match="a message has an image"):
+        tokenizer(EITHER).apply_chat_template(asked("fox", "one.png"))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image"},
+        {"type": "image_url", "image_url": {}},
+        {"type": "image_url", "image": "one.png"},
+        {"type": "image_url"},
+    ],
+)
+def test_a_part_without_an_image_is_refused(part: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError, match="Part 0 of message 0 of the chat names no image"):
+        conversation_of([{"role": "user", "content": [part]}])
