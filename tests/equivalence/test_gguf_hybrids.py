@@ -9,8 +9,11 @@ import torch
 
 from draftree import LLM, SamplingParams
 from draftree.loading.load import load_model
-from hybrid_gguf import hybrid_model, write_hybrid
+from draftree.models.native.model import NativeModel
+from hybrid_gguf import FULL, hybrid_model, write_hybrid
+from native_samples import in_c
 from private_cache import private_cache
+from slot_samples import at_once
 
 PROMPT, NUM_TOKENS = [5, 6, 7, 8, 9] * 5, 24
 
@@ -28,3 +31,19 @@ def test_a_file_writes_the_texts_of_its_model(family: str, tmp_path: Path, monke
         llm = LLM(loaded, draft)
         for _ in range(2):  # the second one may continue a kept prefix
             assert list(llm.generate([PROMPT], params)[0].token_ids) == expected, draft
+
+
+@in_c
+def test_blocks_of_every_layer_run_natively(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only layers of each type are compared when the file is loaded; the others have their own weights as well."""
+    monkeypatch.setenv("DRAFTREE_CACHE", private_cache(tmp_path / "cache"))
+    wide = {"hidden_size": 128, "layer_types": ["conv", FULL, "conv", "conv", FULL], "num_hidden_layers": 5}
+    model = hybrid_model("lfm2", **wide)
+    write_hybrid("lfm2", tmp_path / "model.gguf", model=model, kind="Q8_0")
+    loaded = load_model(tmp_path / "model.gguf", dtype="float32").model
+    assert isinstance(loaded, NativeModel)
+    assert loaded.is_exact
+    with torch.inference_mode():
+        expected = model(input_ids=torch.tensor([PROMPT]), use_cache=False).logits[0]
+    logits = at_once(loaded, PROMPT)
+    assert (logits - expected).abs().max() < 0.05 * (expected.max() - expected.min())

@@ -121,10 +121,10 @@ HYBRIDS: dict[str, tuple[str, str, dict[str, Any]]] = {
 """The architecture in GGUF, the model type, and the sizes of a tiny model."""
 
 
-def hybrid_model(family: str) -> PreTrainedModel:
+def hybrid_model(family: str, **changes: Any) -> PreTrainedModel:
     """A model whose every weight is random, and whose states forget slowly enough that early tokens matter."""
     _, model_type, settings = HYBRIDS[family]
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **{**SIZES, **settings}))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **{**SIZES, **settings, **changes}))
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, values in model.state_dict().items():

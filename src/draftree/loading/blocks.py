@@ -11,7 +11,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from draftree.loading.resolve import is_block_file
 from draftree.loading.transformers_model import config_of, eos_ids_from
 from draftree.models.base import Extend, Pass
 from draftree.models.check import NATIVE_LENGTHS, check, reference_logits, rounds_alike, tokens_of_check
-from draftree.models.native.blueprint import ExpertsBlueprint, LayerBlueprint, LinearBlueprint
+from draftree.models.native.blueprint import LayerBlueprint
 from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.library import RowBlocks, library
 from draftree.models.native.model import NativeModel
@@ -41,7 +41,6 @@ from draftree.weights.packed_checkpoint import METHODS, PackedCheckpoint, quanti
 
 logger = logging.getLogger(__name__)
 
-PARTS = (LayerBlueprint, LinearBlueprint, ExpertsBlueprint)
 LEAST_LAYERS = 2  # minimum number of layers of the model on which the structure is found
 
 
@@ -178,7 +177,7 @@ def _layer_at(template: LayerBlueprint, first: int, place: int) -> LayerBlueprin
     def renamed(value: Any) -> Any:
         if isinstance(value, str):
             return value.replace(f".{first}.", f".{place}.", 1)
-        if isinstance(value, PARTS):
+        if is_dataclass(value) and not isinstance(value, type):
             return replace(value, **{field.name: renamed(getattr(value, field.name)) for field in fields(value)})
         return tuple(map(renamed, value)) if isinstance(value, tuple) else value
 
@@ -209,7 +208,7 @@ def _names_in(value: Any) -> Iterator[str]:
     """Yield all strings of a blueprint, in the order of its fields."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, PARTS):
+    elif is_dataclass(value):
         value = [getattr(value, field.name) for field in fields(value)]
     for part in value if isinstance(value, list | tuple) else ():
         yield from _names_in(part)
