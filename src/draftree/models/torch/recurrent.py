@@ -106,7 +106,10 @@ class Mixer:
     def run(self, forward: Forward, call: Call, memory: StateMemory, plan: StatePlan) -> Any:
         """Return the output for all rows of a pass, and move the states in memory."""
         if len(plan.steps) == 1:
-            return _joined([self._step(forward, call, memory, plan.steps[0])], plan, call.num_rows)
+            step = plan.steps[0]
+            is_whole = plan.num_rows == call.num_rows and (step.is_chain or step.num_rows == 1)
+            output = self._step(forward, call, memory, step, rows_of=None if is_whole else _rows_of(step))
+            return output if is_whole else _joined([output], plan, call.num_rows)
         wide: list[Tensor] = []
         for linear in self.inputs:
             source = call.hidden if linear.source is None else wide[linear.source]
@@ -115,22 +118,22 @@ class Mixer:
         for step in plan.steps:
             with ExitStack() as stack:
                 for linear, values in zip(self.inputs, wide, strict=True):
-                    rows = _taken(values, step)
+                    rows = _rows_of(step)(values)
                     stack.enter_context(replaced_forward(linear.module, lambda _, rows=rows: rows))
                 if self.output is not None:
                     stack.enter_context(replaced_forward(self.output, _unchanged))
-                outputs.append(self._step(forward, call, memory, step))
+                outputs.append(self._step(forward, call, memory, step, rows_of=_rows_of(step)))
         joined = _joined(outputs, plan, call.num_rows)
         return joined if self.output is None else self.output(joined)
 
-    def _step(self, forward: Forward, call: Call, memory: StateMemory, step: StateStep) -> Any:
+    def _step(self, forward: Forward, call: Call, memory: StateMemory, step: StateStep, *, rows_of: Part | None) -> Any:
         states = {}
         if step.sources is not None:
             states = {key: memory[key][step.sources] for key in self.shapes}
             if isinstance(step.sources, slice) and not step.is_in_place:
                 states = {key: state.clone() for key, state in states.items()}  # mixers change them in place
         cache = StepCache(states)
-        output = call.run(forward, step, self.cache_name, cache)
+        output = call.run(forward, self.cache_name, cache, part=rows_of)
         for key, state in cache.states.items():
             if not (step.is_in_place and state is states.get(key)):
                 memory[key][step.targets] = state
@@ -145,23 +148,30 @@ class Mixer:
         for first, end in ((0, width), (width, width + 1)):
             if first == end:
                 continue
-            outputs.append(call.run_part(forward, first, end, self.cache_name, cache))
+            outputs.append(call.run(forward, self.cache_name, cache, part=_tokens(first, end)))
             if end == width:
                 states = {key: state.clone() for key, state in cache.states.items()}
         return _concatenated(outputs), states
 
 
 Forward = Callable[..., Any]
+Part = Callable[[Tensor], Tensor]
 
 
 def _unchanged(value: Tensor) -> Tensor:
     return value
 
 
-def _taken(values: Tensor, step: StateStep) -> Tensor:
-    """Return the rows of a step, shape (1, tokens, ...) or (sequences, 1, ...), of values of shape (1, rows, ...)."""
-    rows = values[0, step.rows]
-    return rows.unsqueeze(0) if step.is_chain else rows.unsqueeze(1)
+def _rows_of(step: StateStep) -> Part:
+    """Return a function that takes the rows of a step from values of shape (1, rows, ...).
+
+    Its result has shape (1, tokens, ...) for a chain, else (sequences, 1, ...).
+    """
+    return lambda values: values[:, step.rows] if step.is_chain else values[0, step.rows].unsqueeze(1)
+
+
+def _tokens(first: int, end: int) -> Part:
+    return lambda values: values[:, first:end]
 
 
 def _joined(outputs: Sequence[Any], plan: StatePlan, num_rows: int) -> Any:
@@ -222,19 +232,13 @@ class Call:
         named: list[tuple[str | int, Any]] = [*enumerate(self.args), *self.kwargs.items()]
         return next((name for name, value in named if value is argument), None)
 
-    def run(self, forward: Forward, step: StateStep, cache_name: str | int, cache: StepCache) -> Any:
-        """Run the mixer over the rows of a step."""
-        return self._run(forward, lambda value: _taken(value, step), cache_name, cache)
-
-    def run_part(self, forward: Forward, first: int, end: int, cache_name: str | int, cache: StepCache) -> Any:
-        """Run the mixer over some tokens of every sequence."""
-        return self._run(forward, lambda value: value[:, first:end], cache_name, cache)
-
-    def _run(self, forward: Forward, part: Callable[[Tensor], Tensor], cache_name: str | int, cache: StepCache) -> Any:
+    def run(self, forward: Forward, cache_name: str | int, cache: StepCache, *, part: Part | None = None) -> Any:
+        """Run the mixer with a cache over a part of the tokens; None for all."""
         shape = self.hidden.shape[:2]
 
         def chosen(value: Any) -> Any:
-            return part(value) if isinstance(value, Tensor) and value.shape[:2] == shape else value
+            is_by_token = isinstance(value, Tensor) and value.shape[:2] == shape
+            return value if part is None or not is_by_token else part(value)
 
         args = [chosen(value) for value in self.args]
         kwargs = {name: chosen(value) for name, value in self.kwargs.items()}
@@ -375,7 +379,7 @@ def _mixer(name: str, module: nn.Module, watched: Call, watched_cache: Any) -> M
     mixer = Mixer(name, module, cache_argument, {})
     cache = StepCache({})
     with _Linears(module).watching() as linears:
-        output = watched.run_part(module.forward, 0, PROBE_TOKENS, cache_argument, cache)
+        output = watched.run(module.forward, cache_argument, cache)
     mixer.shapes = {key: StateShape(tuple(state.shape[1:]), state.dtype) for key, state in cache.states.items()}
     mixer.inputs, mixer.output = linears.inputs(watched.hidden), linears.last(output)
     mixer.reads_states = all(_reads_state(module, watched, cache_argument, cache.states, key) for key in mixer.shapes)
@@ -389,7 +393,7 @@ def _reads_state(
     outputs = []
     for state in (states[key].clone(), states[key] + 1):
         cache = StepCache({name: other.clone() for name, other in states.items()} | {key: state})
-        output = call.run_part(module.forward, 0, PROBE_TOKENS, cache_argument, cache)
+        output = call.run(module.forward, cache_argument, cache)
         outputs.append(output if isinstance(output, tuple) else (output,))
     return any(not torch.equal(one, other) for one, other in zip(*outputs, strict=True) if isinstance(one, Tensor))
 
