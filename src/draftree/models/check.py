@@ -114,8 +114,50 @@ def check(
             is_exact &= torch.equal(scores[nodes], rows)
             model.close(other)
     model.close(slot)
+    if model.footprint.state:
+        chain_error = max(chain_error, _state_error(model, reference))
+        tree_error = max(tree_error, _tree_state_error(model, reference)) if model.supports_trees else tree_error
     accepted = TOLERANCE[model.dtype] if tolerance is None else tolerance
     return CheckResult(_comparable(chain_error), _comparable(tree_error), accepted, is_exact)
+
+
+def _state_error(model: LanguageModel, reference: ReferenceLogits) -> float:
+    """Return the difference of a text whose recurrent states were read in pieces, copied, drafted and cut."""
+    branch = BRANCHES[0]
+    text = [*reference.prefix, *(reference.nodes[node] for node in branch)]
+    start = PREFIX_LENGTH - 1
+    slot = _filled(model, text[:start])
+    other = model.fork(slot)
+    model.run(Pass([Extend(other, text[start : start + 3], [-1, 0, 1], logits_at=(), settled=1)]))
+    model.commit(other, [0, 1])
+    rows = [_prefilled(model, slot, text[start:]), _prefilled(model, other, text[start + 2 :])]
+    cut = model.cut_length(slot, PREFIX_LENGTH)
+    model.truncate(slot, cut)
+    rows.append(_prefilled(model, slot, text[cut:]))
+    model.close(slot)
+    model.close(other)
+    return _comparable(float((torch.cat(rows) - reference.logits[branch][-1]).abs().max()) / reference.spread)
+
+
+def _tree_state_error(model: LanguageModel, reference: ReferenceLogits) -> float:
+    """Return the difference of a tree beside a chain of another slot, and of what follows after a part is committed."""
+    (root, middle, last), (_, side), _ = BRANCHES
+    wanted = reference.logits
+    slot = _filled(model, reference.prefix)
+    other = model.fork(slot)
+    chain = Extend(other, [reference.nodes[root]], [-1], settled=1)
+    result = model.run(Pass([Extend(slot, reference.nodes, TREE_PARENTS), chain]))
+    rows = result.logits.tensor().clone()
+    alike = [(rows[branch[-1]], wanted[branch][-1]) for branch in BRANCHES]
+    alike.append((rows[root], rows[len(reference.nodes)]))
+    model.commit(slot, [root], keep=[middle])
+    model.commit(other, [0])
+    jobs = [Extend(slot, [reference.nodes[last]], [0]), Extend(other, [reference.nodes[side]], [-1], settled=1)]
+    after = model.run(Pass(jobs)).logits.tensor()
+    alike += [(after[0], wanted[BRANCHES[0]][-1]), (after[1], wanted[BRANCHES[1]][-1])]
+    model.close(slot)
+    model.close(other)
+    return max(_comparable(float((row - like).abs().max())) for row, like in alike) / reference.spread
 
 
 @torch.inference_mode()

@@ -214,7 +214,7 @@ class KVMemory:
         if list(sources) == list(targets):
             return
         to, came_from = (torch.tensor(nodes, device=self._device) + slot.length for nodes in (targets, sources))
-        for layer in layers:
+        for layer in self.keys.keys() & layers:
             for store in (self.keys[layer][slot.index], self.values[layer][slot.index]):
                 store[:, to] = store[:, came_from]
 
