@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -41,6 +42,7 @@ from draftree.weights.packed_checkpoint import METHODS, PackedCheckpoint, quanti
 
 logger = logging.getLogger(__name__)
 
+LAYER_NUMBER = re.compile(r"\.(\d+)\.")
 LEAST_LAYERS = 2  # minimum number of layers of the model on which the structure is found
 
 
@@ -107,7 +109,7 @@ def _first_start(
     from draftree.models.native.describe import plan_model
 
     steps.info("%s: comparing the first layers with those of transformers", folder.name)
-    config, templates = _short_config(folder)
+    config, templates = _short_config(folder, source)
     short = _dequantized(config, source, dtype)
     eos_ids = eos_ids_from(folder, short)
     with in_float32(short), with_rounded_inputs(short):
@@ -145,18 +147,32 @@ def _require_finite(model: NativeModel, folder: Path) -> None:
         )
 
 
-def _short_config(folder: Path) -> tuple[Any, list[int]]:
-    """Return the configuration of a model of the first layers, and for each layer one of those of its type."""
+def _short_config(folder: Path, source: BlockSource) -> tuple[Any, list[int]]:
+    """Return the configuration of a model of the first layers, and for each layer the first of the same type.
+
+    Layers of a type have the same entry in the configuration, and the same parameters.
+    """
     config = config_of(folder)
-    types = list(getattr(config, "layer_types", None) or [""] * config.num_hidden_layers)
+    names = _parameters_by_layer(source)
+    kinds = list(getattr(config, "layer_types", None) or [""] * config.num_hidden_layers)
+    types = [(kind, names.get(layer)) for layer, kind in enumerate(kinds)]
     first = {kind: types.index(kind) for kind in types}
     count = max(LEAST_LAYERS, 1 + max(first.values()))
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # the model of the first layers is not quantized
     config.num_hidden_layers = min(count, len(types))
-    if getattr(config, "layer_types", None):
-        config.layer_types = types[: config.num_hidden_layers]
+    if len(getattr(config, "layer_types", None) or ()) > count:  # of some families it follows from the number
+        config.layer_types = kinds[:count]
     return config, [first[kind] for kind in types]
+
+
+def _parameters_by_layer(source: BlockSource) -> dict[int, frozenset[str]]:
+    """Return the names of each layer's parameters after its number."""
+    names: dict[int, set[str]] = {}
+    for name in source.sources:
+        if (number := LAYER_NUMBER.search(name)) is not None:
+            names.setdefault(int(number[1]), set()).add(name[number.end() :])
+    return {layer: frozenset(parts) for layer, parts in names.items()}
 
 
 @torch.no_grad()
@@ -164,7 +180,8 @@ def _dequantized(config: Any, source: BlockSource, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
-    for name, parameter in model.named_parameters():
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in source.sources}
+    for name, parameter in (*model.named_parameters(), *buffers.items()):
         _require_shape(source, name, parameter.shape)
         parameter.copy_(source.values(name))
         source.release(name)
