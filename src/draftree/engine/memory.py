@@ -157,6 +157,7 @@ class SlotAllocator:
                 f"prefix_cache_size is {keep}, but hidden states of every token are recorded: set it to 0"
             )
         self._shares = shares and parts.sink is None
+        self._keeps_states = self._shares and parts.target.footprint.state > 0
         self._running: Sequence[WritingSequence] = ()
         self._length = 0
         self._count = 0
@@ -253,7 +254,7 @@ class SlotAllocator:
         where a waiting text departs from this one, or where a kept one does, as the next one may as well.
         """
         tokens, start = sequence.history.tokens, slot_of(sequence).length
-        if not (self._parts.target.footprint.state and self._shares):
+        if not self._keeps_states:
             return len(tokens)
         ends = [len(tokens)]
         for other in self._running:

@@ -51,6 +51,7 @@ class PartialStepper(Stepper[PartialSequence]):
         self.max_length = self.max_depth = model.max_length
         # a subset of all layers is still a subset: a whole pass would append tentative nodes
         self._part = LayerSubset(end=model.num_layers) if part == ALL_LAYERS else part
+        self._continues = self._part.is_beginning and not model.footprint.state
 
     def reserve(self, num_sequences: int, length: int) -> None:
         self.model.reserve(num_sequences, length)
@@ -67,8 +68,7 @@ class PartialStepper(Stepper[PartialSequence]):
 
         Partial nodes of a long prompt would need a recurrent state each.
         """
-        continues = self._part.is_beginning and not self.model.footprint.state
-        return continues or len(state.view.history) - state.slot.length <= MAX_WASTED_ROWS
+        return self._continues or len(state.view.history) - state.slot.length <= MAX_WASTED_ROWS
 
     def catch_up(self, states: Sequence[PartialSequence], ahead: Sequence[int]) -> Logits:
         self.model.apply([Truncate(state.slot, state.slot.length) for state in states])
