@@ -136,11 +136,12 @@ class PrefixCache:
         self, slot: Slot, tokens: np.ndarray, draft_state: DraftState | None, key: Source | str | None = None
     ) -> None:
         """Keep slot and drafter state of a finished sequence, or close them if there is nothing in them to share."""
-        if not self.limit or slot.length < MIN_SHARED:
+        length = self._target.cut_length(slot, slot.length)  # less only after a pass that failed
+        if not self.limit or length < MIN_SHARED:
             self._target.close(slot)
             self._drafts.close(draft_state)
             return
-        self._target.truncate(slot, slot.length)
+        self._target.truncate(slot, length)
         kept_state = self._drafts.detach(draft_state, slot.length)
         new = CachedPrefix(slot, tokens[: slot.length].copy(), kept_state, key)
         for old in list(self.kept):
