@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import re
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -24,7 +24,7 @@ from draftree.drafters.wrappers.ahead import ahead_of
 from draftree.drafters.wrappers.merged import MergedDrafter, part_draw
 from draftree.engine.parts import EngineParts, agree, require_picks
 from draftree.engine.sequence import DraftChoice
-from draftree.loading.auto_draft import FALLBACK_DRAFTS, AutoCandidate, auto_candidates
+from draftree.loading.auto_draft import FALLBACK_DRAFTS, AutoCandidate, auto_candidates, fetched_candidates
 from draftree.loading.encoder_decoder import is_encoder_decoder_target
 from draftree.loading.loaded import LoadedModel, kernels_of_drafter, require_layers
 from draftree.loading.resolve import require_extras, resolve_model
@@ -379,18 +379,23 @@ class AutoChoice:
     note: str  # the drafter and the reasons in one sentence
 
 
-def decide(loaded: LoadedModel, verify: str, plan: str | None) -> AutoChoice:
+def decide(loaded: LoadedModel, verify: str, plan: str | None, *, download: bool = False) -> AutoChoice:
     """Choose the drafter of a loaded target for `draft="auto"`.
 
-    In this order: the result that `draftree tune` kept for this model on this machine; a trained head of this package;
-    `suffix`; plain decoding. A drafter that does not fit to the target, the verifier or the planner is left out.
+    In this order: the result that `draftree tune` kept for this model on this machine; a head trained here, or shipped
+    with this package; MTP layers of the checkpoint; a known head on this machine; with `download`, one that is
+    published for the model; a smaller model on this machine with the same tokenizer; `suffix`; plain decoding. A
+    drafter that does not fit to the target, the verifier or the planner is left out.
 
     Raises:
         ConfigurationError: a planner was given, and no drafter fits.
     """
     candidates, left_out = auto_candidates(loaded)
     refused: DraftreeError | None = None
-    for candidate in candidates:
+    for candidate in _fetching(candidates, loaded) if download else candidates:
+        if not candidate.draft:
+            left_out.append(candidate.reason)
+            continue
         chosen = candidate.plan if plan is None else plan
         try:
             _require_fit(candidate, loaded, verify, chosen)
@@ -405,8 +410,14 @@ def decide(loaded: LoadedModel, verify: str, plan: str | None) -> AutoChoice:
     return AutoChoice(NO_DRAFT, None, f"draft {AUTO_DRAFT}: plain decoding ({'; '.join(left_out)})")
 
 
+def _fetching(candidates: Iterable[AutoCandidate], loaded: LoadedModel) -> Iterator[AutoCandidate]:
+    """Yield candidates, and in the place of a published one those that remain when it was downloaded."""
+    for candidate in candidates:
+        yield from fetched_candidates(candidate, loaded) if candidate.can_be_fetched else (candidate,)
+
+
 def _require_fit(candidate: AutoCandidate, loaded: LoadedModel, verify: str, plan: str | None) -> None:
-    """Raise if a candidate cannot be used; its weights are not loaded."""
+    """Raise if a candidate cannot be used."""
     if not drafts(candidate.draft):
         if plan is not None:
             raise ConfigurationError(f"a planner needs a drafter: '{plan}'")
@@ -415,6 +426,7 @@ def _require_fit(candidate: AutoCandidate, loaded: LoadedModel, verify: str, pla
     require_fit(methods, loaded)
     for name in methods.draft_models:
         resolve_model(name, fetch=False)
+    candidate.require_fit(loaded)
 
 
 def choose_each(options: ModelOptions) -> list[Methods]:
@@ -456,7 +468,7 @@ def decide_each(
     """
     if all(methods.draft != AUTO_DRAFT for methods in each):
         return list(each), None
-    choice = decide(loaded, options.verify, options.plan)
+    choice = decide(loaded, options.verify, options.plan, download=options.download_drafter)
     logger.info("'%s': %s", loaded.name, choice.note)
     decided: dict[str, Methods] = {}
     for methods in each:

@@ -152,6 +152,7 @@ class LLM:
         verify: the verifier; the default never changes the text.
         plan: the planner of draft sizes; None is `adaptive`, or the drafter's own length for a verifier whose text
             depends on the draft.
+        download_drafter: whether `auto` may download a drafter that is known for the model, if none is here.
         dtype: "auto" (bfloat16 if the device computes in it, else float32), or the name of a torch dtype.
         device: "auto", "cpu", "cuda" or "cuda:N".
         kernels: "native" for native kernels, "torch" for PyTorch, "graphs" for compiled PyTorch layers in passes of

@@ -124,6 +124,9 @@ class ModelOptions(EngineLimits):
     plan: str | None = _option(
         None, "The planner of draft sizes, such as fixed:4 or heuristic; auto if not given.", SPECULATION, "POLICY"
     )
+    download_drafter: bool = _option(
+        False, "With drafter auto: download a drafter that is known for the model, if none is here.", SPECULATION
+    )
     learn: str | None = _option(
         None,
         "Whose verified texts drafters learn from: server (all requests) or key (those of the same API key); "
@@ -186,6 +189,12 @@ class ModelOptions(EngineLimits):
             value = getattr(self, name)
             if value is not None and not self.allows_native:
                 raise ConfigurationError(f"{name} '{value}' needs native kernels: leave kernels at 'auto'")
+        named = (self.draft,) if self.draft is None or isinstance(self.draft, str) else self.draft
+        if self.download_drafter and AUTO_DRAFT not in named:
+            raise ConfigurationError(
+                f"download_drafter fetches a drafter for '{AUTO_DRAFT}', and draft is {self.draft!r}: leave out one of "
+                "them"
+            )
         if self.offload is not None:
             parse_size(self.offload)
         if self.offload is not None and self.kernels == "graphs":

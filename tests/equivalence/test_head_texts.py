@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from cli_samples import save_tiny_model
 from draftree import LLM, SamplingParams
@@ -20,14 +17,11 @@ from draftree.core.errors import ConfigurationError, DraftreeError
 from draftree.drafters import head as head_drafter
 from draftree.heads import native_passes
 from draftree.heads.folders import write_head
-from draftree.heads.layouts import Values
-from draftree.heads.layouts.mtp import layer_config
-from draftree.heads.mtp import MtpHead
 from draftree.heads.native_passes import NativePasses
 from draftree.heads.passes import HeadPasses, TorchPasses
-from draftree.heads.vocabulary import DraftVocabulary
-from families import VOCAB_SIZE, prompts, target
+from families import prompts, target
 from head_samples import head_config, random_head
+from mtp_targets import TARGETS, target_with_mtp
 from native_samples import in_c
 from target_heads import BLOCKS, head_folder
 
@@ -261,40 +255,6 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         texts.append(json.loads(capsys.readouterr().out))
     assert texts[0]["text"] == texts[1]["text"]
     assert texts[1]["stats"]["draft_tokens"] > 0
-
-
-GLM: dict[str, Any] = {
-    "model_type": "glm4_moe", "vocab_size": VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 48,
-    "moe_intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 8, "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1,
-    "topk_group": 1, "first_k_dense_replace": 1, "max_position_embeddings": 128, "eos_token_id": None,
-    "bos_token_id": 1, "pad_token_id": 0, "use_qk_norm": True,
-}  # fmt: skip
-LATENT: dict[str, Any] = {
-    "model_type": "deepseek_v3", "num_key_value_heads": 4, "n_group": 2, "kv_lora_rank": 8, "q_lora_rank": 12,
-    "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6,
-}  # fmt: skip
-DEEPSEEK = {name: value for name, value in {**GLM, **LATENT}.items() if name not in ("head_dim", "use_qk_norm")}
-TARGETS = {"glm": GLM, "deepseek": DEEPSEEK}
-
-
-def target_with_mtp(values: dict[str, Any], folder: Path) -> Path:
-    """A random target whose folder also has an MTP layer."""
-    known = dict(values)
-    config: Any = AutoConfig.for_model(known.pop("model_type"), **known)
-    loader: Any = AutoModelForCausalLM
-    torch.manual_seed(5)
-    loader.from_config(config).save_pretrained(folder)
-    stored = load_file(folder / "model.safetensors")
-    layer = Values(json.loads((folder / "config.json").read_text()))
-    head = MtpHead(layer_config(layer, depth=1, target_name=""), DraftVocabulary.full(VOCAB_SIZE))
-    for name, part in head.state_dict().items():
-        theirs = name.replace("block.", "", 1) if name.startswith("block.") else name
-        theirs = "shared_head.norm.weight" if theirs == "norm.weight" else theirs
-        spread = torch.randn(part.shape) * 0.3
-        stored[f"model.layers.2.{theirs}"] = 1 + spread if "norm" in name else spread
-    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
 
 
 @pytest.mark.parametrize("tree", ["", ",k=3", ",tree=best-9,k=3"])

@@ -113,6 +113,11 @@ PANELS: dict[str, dict[str, tuple[str, ...]]] = {
             "draftree models get smollm2-135m-instruct",
             "draftree models path smollm2-135m-instruct",
         ),
+        "drafters": (
+            "List the published drafters of a model, and which are here.",
+            "draftree drafters Qwen/Qwen3-8B",
+            "draftree drafters tinyllama-1.1b-chat --json",
+        ),
         "doctor": (
             "Report how a model runs on this machine, and why.",
             "draftree doctor",

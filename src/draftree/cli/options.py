@@ -205,7 +205,7 @@ class Setup(ModelOptions):
 
     def plainly(self) -> Setup:
         """Return the same setup without a drafter."""
-        return dataclasses.replace(self, draft=None, plan=None, learn=None, auto_note="")
+        return dataclasses.replace(self, draft=None, plan=None, download_drafter=False, learn=None, auto_note="")
 
     def decided(self, loaded: LoadedModel) -> Setup:
         """Return the same setup with a named drafter instead of `auto`, and the reason in `auto_note`."""
@@ -213,8 +213,10 @@ class Setup(ModelOptions):
 
         if self.draft != AUTO_DRAFT:
             return self
-        choice = decide(loaded, self.verify, self.plan)
-        return dataclasses.replace(self, draft=choice.draft, plan=choice.plan, auto_note=choice.note)
+        choice = decide(loaded, self.verify, self.plan, download=self.download_drafter)
+        return dataclasses.replace(
+            self, draft=choice.draft, plan=choice.plan, download_drafter=False, auto_note=choice.note
+        )
 
     def llm(self, loaded: LoadedModel, **changes: Any) -> LLM:
         """Return the model, which was loaded by this setup, with its methods."""
@@ -247,6 +249,7 @@ ALL_OPTIONS = (
     "draft",
     "verify",
     "plan",
+    "download_drafter",
     "learn",
     "allow_control_tokens",
     "generation_config",

@@ -238,6 +238,7 @@ def report(run: Run, model: LanguageModel) -> dict[str, Any]:
     return {
         "model": setup.model,
         "draft": NO_DRAFT if setup.is_plain else setup.draft,
+        "draft_note": setup.auto_note,
         "verify": setup.verify,
         "plan": None if setup.is_plain else setup.methods().plan,
         "chat": run.task.chat,

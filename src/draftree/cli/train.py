@@ -194,8 +194,6 @@ def head_of(
     )
 
 
-LEAST_TOKENS = 1.1
-"""Tokens per round below which a head is a loss even if it and the wider pass cost a tenth of a plain pass."""
 COVERED = 0.9
 """Share of tokens in the draft vocabulary above which a larger one gains little."""
 
@@ -227,7 +225,7 @@ def say_head(run: Run, result: TrainingResult) -> None:
 def say_worth(result: TrainingResult) -> None:
     """Print whether a head pays; remember one that does for `auto`."""
     from draftree.core.files import read_json
-    from draftree.loading.auto_draft import TrainedHead, keep_trained
+    from draftree.loading.auto_draft import LEAST_TOKENS, TrainedHead, keep_trained
     from draftree.train.finishing import RECIPE
 
     modes = result.evaluation.facts().values()

@@ -1,4 +1,4 @@
-"""Drafters that `draft="auto"` can stand for: tuned and trained on this machine, shipped, or without training."""
+"""Drafters that `draft="auto"` can stand for: tuned or trained here, shipped, published and found, or untrained."""
 
 from __future__ import annotations
 
@@ -11,13 +11,26 @@ from typing import Any
 
 import torch
 
-from draftree.core.errors import ConfigurationError, ModelLoadError
+from draftree.core.errors import ConfigurationError, DraftreeError, ModelLoadError
 from draftree.core.files import MALFORMED, config_folder, read_json, write_json
 from draftree.core.host import cpu_name, usable_cores
 from draftree.heads.shipped import ShippedHead, config_facts, shipped_heads
+from draftree.loading.known_drafters import (
+    IN_PACKAGE,
+    SIBLING,
+    FoundDrafter,
+    Target,
+    describe_target,
+    find_drafters,
+    place_of,
+    reason_against,
+    require_head,
+)
 from draftree.loading.loaded import LoadedModel
+from draftree.loading.resolve import hub_folder, resolve_model
 from draftree.remote.address import is_remote
 from draftree.version import __version__
+from draftree.weights.catalogue import CATALOGUE
 
 TUNED_FORMAT = 1
 
@@ -142,6 +155,10 @@ def _write(place: Path, content: Mapping[str, Any]) -> None:
         ) from error
 
 
+LEAST_TOKENS = 1.1
+"""Tokens per round below which a head is a loss even if it and the wider pass cost a tenth of a plain pass."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrainedHead:
     folder: str  # of the head; it must stay where it is
@@ -173,7 +190,9 @@ def _trained_file(fingerprint: str) -> Path | None:
 
 
 TRAINED_DRAFTS = ("head:{name}+suffix", "head:{name}")
-"""With a trained head of this package: merged with `suffix`; alone for verifiers that need draft distributions."""
+"""With a head: merged with `suffix`; alone for verifiers that need draft distributions."""
+SIBLING_DRAFTS = ("model:{name}+suffix", "model:{name}")
+"""With a smaller model, in the same way."""
 FALLBACK_DRAFTS = ("suffix", "suffix,width=1")
 """Without one: lossless and without a second model; as a chain for targets and verifiers without trees."""
 NO_RESULT = "this package has no trained drafter for this model"
@@ -182,13 +201,32 @@ ON_A_SERVER = "trained drafters are not chosen for a model on a verify server"
 
 @dataclass(frozen=True, slots=True)
 class AutoCandidate:
-    draft: str  # its spec
+    draft: str  # its spec; empty if there is nothing to try, and `reason` says why
     plan: str | None  # the planner that belongs to it; None for the default
     reason: str  # why it is chosen, in words
+    found: FoundDrafter | None = (
+        None  # the head or model that no one has measured here, to be checked before it is used
+    )
+
+    @property
+    def can_be_fetched(self) -> bool:
+        """Whether it is published, but not on this machine."""
+        return self.found is not None and self.found.place is None
+
+    def require_fit(self, loaded: LoadedModel) -> None:
+        """Read a head that was found, whose files may be damaged or for another model; raises if it cannot be used."""
+        found = self.found
+        if found is not None and found.place is not None and found.known.kind != SIBLING:
+            model = loaded.model
+            _require_recipe(found.place, model.fingerprint)
+            require_head(found.place, _target_of(loaded), vocab_size=model.vocab_size, num_layers=model.num_layers)
 
 
-def auto_candidates(loaded: LoadedModel) -> tuple[list[AutoCandidate], list[str]]:
-    """Return the drafters to try for a target, best first, and sentences about what was left out."""
+def auto_candidates(loaded: LoadedModel) -> tuple[Iterator[AutoCandidate], list[str]]:
+    """Return the drafters to try for a target, best first, and sentences about what was left out.
+
+    Published drafters are searched for when those before them were refused.
+    """
     kept, ignored = tuned_for(loaded)
     left_out = [] if ignored is None else [ignored]
     candidates: list[AutoCandidate] = []
@@ -210,8 +248,78 @@ def auto_candidates(loaded: LoadedModel) -> tuple[list[AutoCandidate], list[str]
         add_head(head.name, "trained for this model")
     else:
         left_out.append(reason)
-    candidates.extend(AutoCandidate(draft, None, "needs no training") for draft in FALLBACK_DRAFTS)
-    return candidates, left_out
+
+    def all_candidates() -> Iterator[AutoCandidate]:
+        yield from candidates
+        yield from _found_candidates(loaded)
+        yield from (AutoCandidate(draft, None, "needs no training") for draft in FALLBACK_DRAFTS)
+
+    return all_candidates(), left_out
+
+
+def _require_recipe(folder: Path, fingerprint: str) -> None:
+    """Raise for a head of `draftree train` that is for other weights or does not pay; others have no recipe."""
+    try:
+        recipe = read_json(folder / "recipe.json")
+        weights = recipe["fingerprint"]
+        lengths = [mode["rounds"]["all"]["acceptance_length"] for mode in recipe["unseen"].values()]
+    except (OSError, *MALFORMED):
+        return
+    if fingerprint and weights != fingerprint:
+        raise ConfigurationError("it was trained for other weights")
+    if lengths and max(lengths) < LEAST_TOKENS:
+        raise ConfigurationError(f"it writes {max(lengths):.2f} tokens per round on unseen texts")
+
+
+def _target_of(loaded: LoadedModel) -> Target:
+    return describe_target(loaded.name, loaded.folder)
+
+
+def _found_candidates(loaded: LoadedModel) -> Iterator[AutoCandidate]:
+    """Yield published drafters that are here, the first one that is not, and what does not fit with the reason."""
+    if loaded.folder is None or is_remote(loaded.name):
+        return
+    offered = False
+    for found in find_drafters(_target_of(loaded)):
+        if found.where == IN_PACKAGE:
+            continue  # it was tried before, by the weights that it was trained for
+        if found.place is not None:
+            yield from _candidates_of(found)
+        elif found.known.id and found.reason is None and not offered:
+            offered = True
+            yield AutoCandidate(
+                "", None, f"{found.description} is published for it: --download-drafter fetches it", found
+            )
+
+
+def _candidates_of(found: FoundDrafter) -> Iterator[AutoCandidate]:
+    """Yield the specs for a drafter on this machine, or why it cannot be used."""
+    reason = found.reason
+    if reason is None and "," in str(found.place):
+        reason = f"the path '{found.place}' has a comma, which begins an option"
+    if reason is not None:
+        yield AutoCandidate("", None, f"{found.description} {found.where} does not fit: {reason}")
+        return
+    # the path of a model at the hub, whose id would be looked up there at every start
+    name = found.known.id if found.known.id in CATALOGUE else found.place
+    for draft in SIBLING_DRAFTS if found.known.kind == SIBLING else TRAINED_DRAFTS:
+        yield AutoCandidate(draft.format(name=name), None, f"{found.description} {found.where}", found)
+
+
+def fetched_candidates(candidate: AutoCandidate, loaded: LoadedModel) -> list[AutoCandidate]:
+    """Download a published drafter from the hub or a registry; returns its candidates, or why there are none."""
+    found = candidate.found
+    assert found is not None, "only published drafters can be fetched"
+    try:
+        if found.known.id in CATALOGUE:
+            resolve_model(found.known.id)
+        else:
+            hub_folder(found.known.id, fetch=True, revision=found.known.revision)
+    except DraftreeError as error:
+        return [AutoCandidate("", None, f"{found.description} cannot be fetched: {error}")]
+    place, where = place_of(found.known)
+    here = dataclasses.replace(found, place=place, where=where)
+    return list(_candidates_of(dataclasses.replace(here, reason=reason_against(here, _target_of(loaded)))))
 
 
 def _trained_head(loaded: LoadedModel) -> tuple[ShippedHead | None, str]:

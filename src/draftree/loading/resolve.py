@@ -21,7 +21,8 @@ HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/)?(?!.*(--|\.\.))[A-Za-z0-9_][\w.-]*(?
 PATH_LIKE = re.compile(r"[/~.\\]|[A-Za-z]:[/\\]|.*[/\\]$|.*\.gguf$|.*/.*/", re.IGNORECASE)
 """Spelled as a path: names and hub ids do not begin or end like this, nor contain two slashes."""
 
-HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
+HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "README.md")
+"""The card names the base model, for which drafters may be published."""
 HUB_FILES_LEFT_OUT = ("*/*", "consolidated*")
 PICKLED_HUB_FILES = ("pytorch_model*.bin",)
 HUB_TIMEOUT_SECONDS = 10.0
@@ -83,7 +84,7 @@ def _names_for(spelled: str) -> str:
     return f"{suggestion(spelled, CATALOGUE)}; else {WAYS_TO_NAME}"
 
 
-def hub_folder(repository: str, *, fetch: bool) -> Path:
+def hub_folder(repository: str, *, fetch: bool, revision: str | None = None) -> Path:
     """Return the snapshot of a hub repository in the hub's own cache; fetched if missing and allowed."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
@@ -92,6 +93,7 @@ def hub_folder(repository: str, *, fetch: bool) -> Path:
         return Path(
             snapshot_download(
                 repository,
+                revision=revision,
                 cache_dir=hub_cache(),
                 allow_patterns=list(files),
                 ignore_patterns=list(HUB_FILES_LEFT_OUT),

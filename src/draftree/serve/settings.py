@@ -233,6 +233,10 @@ class ServerSettings:
             raise ConfigurationError(
                 f"{self.options.division} divides one model, and {len(self.models)} are named: name one"
             )
+        if self.options.download_drafter and not any(AUTO_DRAFT in choice.drafts for choice in self.models):
+            raise ConfigurationError(
+                f"download_drafter fetches drafters for '{AUTO_DRAFT}', and every model has another one: leave it out"
+            )
         if not (isinstance(self.key_share, int | float) and 0 < self.key_share <= 1):
             raise ConfigurationError(f"key_share is {self.key_share!r}: it must be above 0 and at most 1")
         for name, value, allowed in (
@@ -276,6 +280,7 @@ class ServerSettings:
             model=choice.source,
             draft=choice.drafts or None,
             plan=self.options.plan if choice.drafts else None,
+            download_drafter=self.options.download_drafter and AUTO_DRAFT in choice.drafts,
             learn=self.options.learn if self.learns(choice) else None,
             max_waiting=self.engine_queue,
         )

@@ -31,6 +31,7 @@ HEAD_KEYS = {
     "dtype",
     "kernels",
     "fallback_reason",
+    "draft_note",
     "lossless",
     "promise",
     "prompt_tokens",

@@ -66,7 +66,8 @@ def test_auto_uses_a_trained_head_at_once(model: Path, head: Path, monkeypatch: 
     llm = LLM(loaded)
     assert llm.drafts == (f"head:{head}+suffix",)
     assert f"trained here for this model: {best:.2f} tokens per round" in llm.draft_note
-    away = head.rename(head.with_name("away"))
+    (head.parent / "elsewhere").mkdir()
+    away = head.rename(head.parent / "elsewhere" / "away")  # beside the model it would be found
     try:
         llm = LLM(loaded)
         assert llm.drafts == ("suffix",)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from draftree.build import choose_methods
 from draftree.core.errors import ConfigurationError, DraftreeError
 from draftree.drafters import drafts
-from draftree.loading.auto_draft import auto_candidates
+from draftree.loading.auto_draft import AutoCandidate, auto_candidates
 from draftree.loading.loaded import LoadedModel, require_layers
 from draftree.options import AUTO_DRAFT, NO_DRAFT
 
@@ -59,15 +59,22 @@ def own_candidates(specs: Sequence[str]) -> list[Candidate]:
 
 def first_candidates(loaded: LoadedModel, candidates: Sequence[Candidate]) -> tuple[list[Candidate], dict[str, str]]:
     """Return the drafters to measure first, and those that do not fit to the target, with the reason."""
-    trained = [candidate.draft for candidate in auto_candidates(loaded)[0] if candidate.draft.startswith("head:")]
-    listed = dict.fromkeys([*candidates, *(Candidate(draft) for draft in (*trained, *WITHOUT_TRAINING))])
-    reasons = {candidate: reason_against(candidate, loaded) for candidate in listed}
+    automatic = {
+        Candidate(candidate.draft): candidate
+        for candidate in auto_candidates(loaded)[0]
+        if candidate.draft.startswith(("head:", "model:"))
+    }
+    listed = dict.fromkeys([*candidates, *automatic, *(Candidate(draft) for draft in WITHOUT_TRAINING)])
+    reasons = {candidate: reason_against(candidate, loaded, automatic.get(candidate)) for candidate in listed}
     refused = {candidate.name: reason for candidate, reason in reasons.items() if reason is not None}
     return [candidate for candidate, reason in reasons.items() if reason is None], refused
 
 
-def reason_against(candidate: Candidate, loaded: LoadedModel) -> str | None:
+def reason_against(candidate: Candidate, loaded: LoadedModel, automatic: AutoCandidate | None = None) -> str | None:
+    """Return why a candidate is not measured; `automatic` is what `auto` knows of it."""
     try:
+        if automatic is not None:
+            automatic.require_fit(loaded)
         traits = choose_methods(candidate.draft, VERIFY, candidate.plan).traits
         require_layers(traits.features, loaded)
     except DraftreeError as error:

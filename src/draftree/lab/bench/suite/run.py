@@ -130,7 +130,11 @@ def prepare_suite(settings: SuiteSettings, *, fetch: Callable[[str], object] = p
     if not settings.drafts:
         fetch(settings.options.model)
         target = load_for(settings.options)
-        trained = [candidate.draft for candidate in auto_candidates(target)[0] if candidate.draft.startswith("head:")]
+        trained = [
+            candidate.draft
+            for candidate in auto_candidates(target)[0]
+            if candidate.draft.startswith("head:") and candidate.found is None
+        ]
         lookups = WITHOUT_TRAINING if target.model.supports_trees else CHAINS
         settings = replace(settings, drafts=(*lookups, *reversed(trained)))
     ready = prepare(settings, fetch=fetch, workload=chosen, target=target)
