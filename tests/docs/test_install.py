@@ -19,6 +19,7 @@ NEEDS = {
     "audio": [".flac", ".ogg", ".mp3"],
     "gguf": [*(name for name, entry in CATALOGUE.items() if entry.form == "gguf"), ".gguf"],
     "grammar": ["json_schema", "--json-schema", "regex=", "--regex", "grammar=", "--grammar"],
+    "images": ["--image "],
     "pandas": ["to_pandas"],
     "parallel": ["--tp", "--pp"],
     "plots": ["--plots", "draftree analyse"],

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import ConfigurationError, InvalidRequestError
-from draftree.text.chat.images import MAX_IMAGES, read_image
+from draftree.text.chat.images import read_images
 
 NOT_READ = frozenset({"input_ids", "attention_mask", "labels"})
 """Outputs of processors that a forward pass over one prompt does not read."""
@@ -92,16 +92,14 @@ class ImageProcessor:
 
         Args:
             text: the text, as the chat template writes it.
-            sources: the images, as for `read_image`.
+            sources: the images, as for `read_images`.
 
         Raises:
             InvalidRequestError: an image cannot be read, their number is not that of the placeholders, or the processor
                 cannot be loaded.
         """
-        if len(sources) > MAX_IMAGES:
-            raise InvalidRequestError(f"the prompt has {len(sources)} images, and {MAX_IMAGES} are allowed")
-        images = [read_image(source) for source in sources]
-        with self._lock:
+        with self._lock:  # the pixels of one prompt at a time
+            images = read_images(sources)
             if self._loaded is None:
                 self._loaded = self._load_once()
             outputs = _processed(self._loaded.processor, text, images)

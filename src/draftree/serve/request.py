@@ -23,6 +23,7 @@ from draftree.sampling.grammar.schema import SchemaError
 from draftree.sampling.grammar.schema_grammar import schema_grammar
 from draftree.sampling.params import MAX_IDS, require_length
 from draftree.serve.errors import invalid, named_error
+from draftree.serve.images import without_images
 from draftree.serve.job import Job
 from draftree.serve.pool import ServedModel
 from draftree.serve.reasoning import Reasoning
@@ -405,7 +406,7 @@ async def running_job(
                 record = server.record_of(request)
                 _note(record, job)
                 if server.settings.log_prompts:
-                    record.prompt = ["(a sound file)" if isinstance(prompt, bytes) else prompt for prompt in prompts]
+                    record.prompt = [without_images(prompt) for prompt in prompts]
                     record.texts = ["".join(sequence.texts) for each in job.submissions for sequence in each.sequences]
 
 

@@ -57,6 +57,7 @@ def refused(reason: str, *neutral: Any) -> Effect:
 
 _CACHE = "cached prefixes are kept while there is memory, for all requests"
 _TEXT_ONLY = "only text is supported"
+_PROCESSOR = "the processor of the model decides how images are read"
 _ADAPTERS = "serve the adapted model under a name of its own"
 _NO_TRANSFER = "keys and values are not transferred between servers"
 _NO_ROUTING = "requests are not routed by it"
@@ -84,9 +85,9 @@ ELSEWHERE: Mapping[str, Mapping[str, Effect]] = {
         "logits_processors": refused("use 'logit_bias', 'bad_words' or 'allowed_token_ids'", []),
         "logprob_token_ids": refused("use 'top_logprobs' or 'logprobs'", []),
         "lora_request": refused(_ADAPTERS),
-        **dict.fromkeys(("media_io_kwargs", "mm_processor_kwargs"), ignored(_TEXT_ONLY, {})),
+        **dict.fromkeys(("media_io_kwargs", "mm_processor_kwargs"), ignored(_PROCESSOR, {})),
         "repetition_detection": refused("use 'stop' or 'max_tokens'"),
-        "return_mm_kwargs": ignored(_TEXT_ONLY),
+        "return_mm_kwargs": ignored(_PROCESSOR),
         "return_prompt_text": refused("use /tokenize with 'return_token_strs'", False),
         "return_token_offsets": ignored("generated texts have no such offsets", False),
         "return_tokens_as_token_ids": refused(_TOKEN_IDS, False),
@@ -106,10 +107,10 @@ ELSEWHERE: Mapping[str, Mapping[str, Effect]] = {
         "custom_params": refused("the server has no such extensions", {}),
         **dict.fromkeys(("data_parallel_rank", "disagg_prefill_dp_rank", "routed_dp_rank"), ignored(_NO_ROUTING)),
         "extra_key": refused("cached prefixes are shared by all requests"),
-        "images_config": ignored(_TEXT_ONLY, {}),
+        "images_config": ignored(_PROCESSOR, {}),
         "input_ids": refused("use 'prompt' of /v1/completions"),
         "lora_path": refused(_ADAPTERS),
-        **dict.fromkeys(("max_dynamic_patch", "min_dynamic_patch"), ignored(_TEXT_ONLY)),
+        **dict.fromkeys(("max_dynamic_patch", "min_dynamic_patch"), ignored(_PROCESSOR)),
         "ngram_corpus_id": ignored(_DRAFTING),
         "no_stop_trim": refused("use 'include_stop_str_in_output'", False),
         **dict.fromkeys(("return_cached_tokens_details", "return_meta_info"), ignored(_NO_TIMINGS, False)),
@@ -191,7 +192,7 @@ ELSEWHERE: Mapping[str, Mapping[str, Effect]] = {
         "context": refused("send the whole conversation", []),
         "draft_model": ignored(_DRAFTING),
         "format": refused("use 'response_format'", ""),
-        "images": refused(_TEXT_ONLY, []),
+        "images": refused("send parts of a message of the type 'image_url'", []),
         **dict.fromkeys(("keep_alive", "ttl"), ignored("models stay loaded")),
         "num_ctx": ignored("the context is that of the model"),
         "num_predict": refused("use 'max_tokens'"),
@@ -493,7 +494,7 @@ class BeamBody(SamplingBody):
 
 
 class TextPart(Body):
-    """A text part of a message. Parts of other types are refused."""
+    """A text part of a message."""
 
     elsewhere: ClassVar[Mapping[str, Effect]] = {
         "annotations": ignored("a text part is its text", []),
@@ -502,6 +503,28 @@ class TextPart(Body):
     }
     type: Literal["text"]
     text: str
+
+
+class ImageUrl(Body):
+    """The address of an image."""
+
+    elsewhere: ClassVar[Mapping[str, Effect]] = {
+        "detail": ignored("the processor of the model decides the size", "auto"),
+        "media_type": ignored("the file says it"),
+    }
+    url: str = Field(description="a data URL, or a file of the server's image folder")
+
+
+class ImagePart(Body):
+    """An image in a message, for models that read images."""
+
+    elsewhere: ClassVar[Mapping[str, Effect]] = {
+        "cache_control": ignored("prefixes are cached without it"),
+        "prompt_cache_breakpoint": ignored("prefixes are cached without it"),
+        "uuid": ignored("images are known by their content"),
+    }
+    type: Literal["image_url"]
+    image_url: ImageUrl | str
 
 
 class Message(Body):
@@ -517,7 +540,7 @@ class Message(Body):
     model_config = ConfigDict(extra="allow")
 
     role: str = Field(min_length=1, max_length=64)
-    content: str | Items[TextPart] | None = None
+    content: str | Items[Annotated[TextPart | ImagePart, Field(discriminator="type")]] | None = None
     name: str | None = None
     tool_calls: Items[dict[str, Any]] | None = None
     tool_call_id: str | None = None

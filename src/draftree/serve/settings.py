@@ -172,6 +172,9 @@ class ServerSettings:
         None, "Tokens of one text; the model's context if not given.", LIMITS, least=1
     )
     max_choices: int = _option(16, "Texts of one request (n).", LIMITS, least=1)
+    image_folder: str | None = _option(
+        None, "Folder whose files requests may name as images; data URLs alone if not given.", LIMITS, word="PATH"
+    )
     max_audio_seconds: float = _option(1800.0, "Length of a sound file.", LIMITS, word="S", least=0)
     max_beam_tokens: int = _option(
         4096, "Beams times tokens of a text in one beam search; 0 refuses beam searches.", LIMITS, least=0

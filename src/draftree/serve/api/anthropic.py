@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, final
 
@@ -39,6 +39,22 @@ class TextBlock(Block):
     text: str
 
 
+class ImageSource(Body):
+    """Where an image is."""
+
+    type: Literal["base64", "url"]
+    media_type: str | None = None
+    data: str | None = None
+    url: str | None = None
+
+
+class ImageBlock(Block):
+    """An image, for models that read images."""
+
+    type: Literal["image"]
+    source: ImageSource
+
+
 class ThinkingBlock(Block):
     """Reasoning of an earlier answer; it is not signed."""
 
@@ -73,7 +89,7 @@ class ToolResultBlock(Block):
 
 
 AnyBlock = Annotated[
-    TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
+    TextBlock | ImageBlock | ThinkingBlock | RedactedBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
 ]
 
 
@@ -287,22 +303,43 @@ def _messages(body: PromptBody) -> Iterable[dict[str, Any]]:
 
 def _user(message: Message, place: str) -> Iterable[dict[str, Any]]:
     """Yield results of tools as messages of their own, and the texts between them."""
-    texts: list[TextBlock] = []
+    blocks: list[TextBlock | ImageBlock] = []
     for number, block in enumerate(message.content):
         match block:
-            case TextBlock():
-                texts.append(block)
+            case TextBlock() | ImageBlock():
+                blocks.append(block)
             case ToolResultBlock():
-                if texts:
-                    yield {"role": message.role, "content": _text(texts)}
-                    texts = []
+                if blocks:
+                    yield {"role": message.role, "content": _content(blocks, place)}
+                    blocks = []
                 if block.is_error:
                     note(f"{place}[{number}].is_error", "is ignored: 'content' says it")
                 yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _text(block.content or "")}
             case _:
                 raise _misplaced(block, f"{place}[{number}]")
-    if texts or not message.content:
-        yield {"role": message.role, "content": _text(texts)}
+    if blocks or not message.content:
+        yield {"role": message.role, "content": _content(blocks, place)}
+
+
+def _content(blocks: Sequence[TextBlock | ImageBlock], place: str) -> str | list[dict[str, Any]]:
+    """Return texts as one, or texts and images as the parts of OpenAI's form."""
+    texts = [block for block in blocks if isinstance(block, TextBlock)]
+    if len(texts) == len(blocks):
+        return _text(texts)
+    return [
+        {"type": "text", "text": block.text}
+        if isinstance(block, TextBlock)
+        else {"type": "image_url", "image_url": {"url": _image_url(block.source, place)}}
+        for block in blocks
+    ]
+
+
+def _image_url(source: ImageSource, place: str) -> str:
+    name = "data" if source.type == "base64" else "url"
+    value = source.data if source.type == "base64" else source.url
+    if value is None:
+        raise invalid(f"'{place}' has an image without '{name}': add it", place)
+    return f"data:{source.media_type or 'image/png'};base64,{value}" if source.type == "base64" else value
 
 
 def _assistant(blocks: list[AnyBlock], place: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from draftree.engine.sequence import TokenLogprob
 from draftree.outputs import Completion
 from draftree.serve.api.beams import chat_request, searched
 from draftree.serve.errors import NO_NAMES, JsonResponse, invalid, named_error
+from draftree.serve.images import with_sources
 from draftree.serve.job import ChoiceUpdate, Job
 from draftree.serve.logprobs import chat_logprobs, prompt_logprobs_json
 from draftree.serve.pool import ServedModel
@@ -36,9 +37,23 @@ LIKENESS = 0.75
 """Similarity from which an unknown field counts as a misspelt one."""
 
 
-def template_messages(messages: Sequence[Message], template: str) -> list[dict[str, Any]]:
-    """Return messages for a chat template; fields that it does not read are noted and left out."""
-    return [_message(message, template, place=f"messages[{place}]") for place, message in enumerate(messages)]
+def template_messages(
+    messages: Sequence[Message], template: str, *, image_folder: str | None = None
+) -> list[dict[str, Any]]:
+    """Return messages for a chat template; fields that it does not read are noted and left out.
+
+    `image_folder` is that of the server's settings.
+    """
+    made = [_message(message, template, place=f"messages[{place}]") for place, message in enumerate(messages)]
+    for place, message in enumerate(made):
+        if "content" in message:
+            message["content"] = with_sources(message["content"], image_folder, place=f"messages[{place}].content")
+    return made
+
+
+def _messages(body: ChatBody, model: ServedModel, request: Request) -> list[dict[str, Any]]:
+    folder = server_of(request).settings.image_folder
+    return template_messages(body.messages, model.chat_template, image_folder=folder)
 
 
 def _adds_prompt(body: ChatBody) -> bool:
@@ -364,7 +379,7 @@ async def _beams(body: ChatBody, request: Request) -> Response:
     results = await searched(
         request,
         model,
-        prompts=[template_messages(body.messages, model.chat_template)],
+        prompts=[_messages(body, model, request)],
         search=chat_request(body, server_of(request).settings),
         priority=body.priority or 0,
         response_id=head.id,
@@ -411,7 +426,7 @@ async def running_chat(
     async with running_job(
         request,
         model,
-        prompts=[plan.messages(template_messages(body.messages, model.chat_template), model.chat_template)],
+        prompts=[plan.messages(_messages(body, model, request), model.chat_template)],
         options=plan.sampling(options),
         names=renamed if plan.grammar is None else {**renamed, "grammar": "tools"},
         encode=_encoder(body, model, plan.tools, names),
@@ -424,7 +439,7 @@ async def running_chat(
 async def encoded_chat(body: ChatBody, request: Request, *, names: Mapping[str, str] = NO_NAMES) -> Sequence[int]:
     model = chat_model_of(request, body.model)
     plan = await _plan(body, model)
-    messages = plan.messages(template_messages(body.messages, model.chat_template), model.chat_template)
+    messages = plan.messages(_messages(body, model, request), model.chat_template)
     try:
         return await _encoder(body, model, plan.tools, names)(messages)
     except InvalidRequestError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Literal
@@ -83,7 +83,6 @@ class PromptBody(Body):
 
     elsewhere: ClassVar[Mapping[str, Effect]] = {
         "keep_alive": _LOADED,
-        "images": refused("only text is supported", []),
         "shift": ignored("a prompt that does not fit is refused"),
         "template": refused("templates of clients are not run", ""),
         "truncate": ignored("a prompt that does not fit is refused"),
@@ -149,9 +148,9 @@ class Call(Body):
 class Message(Body):
     """A message of a conversation."""
 
-    elsewhere: ClassVar[Mapping[str, Effect]] = {"images": refused("only text is supported", [])}
     role: str
     content: str | None = None
+    images: Items[str] | None = Field(None, description="files in base64, for models that read images")
     thinking: str | None = None
     tool_calls: Items[Call] | None = None
     tool_name: str | None = None
@@ -173,6 +172,7 @@ class GenerateRequest(PromptBody):
         "context": refused("send the conversation to /api/chat", []),
     }
     prompt: str | None = None
+    images: Items[str] | None = Field(None, description="as in /api/chat")
     suffix: str | None = None
     system: str | None = None
     raw: bool | None = False
@@ -236,13 +236,15 @@ async def generate(body: GenerateRequest, request: Request) -> Response:
         return _loaded(body, request, {"response": ""})
     name = _served_name(request, body.model)
     if body.raw or body.suffix or not model_of(request, name).supports_chat:
+        if body.images:
+            raise invalid("'images' need a chat template: leave 'raw' and 'suffix' out", "images")
         if body.system:
             raise invalid("'system' needs a chat template: write it into 'prompt'", "system")
         fields = {**body.fields(name), "prompt": body.prompt, "suffix": body.suffix}
         parts = _continuing(validated(CompletionBody, {**fields, "logprobs": body.num_logprobs}), request)
     else:
-        system = [{"role": "system", "content": body.system}] if body.system else []
-        messages = [*system, {"role": "user", "content": body.prompt}]
+        system: list[dict[str, Any]] = [{"role": "system", "content": body.system}] if body.system else []
+        messages = [*system, {"role": "user", "content": _content(body.prompt, body.images)}]
         parts = _chatting(body.chat(name, messages), request)
     return await _answer(request, parts, _continuation, stream=body.stream is not False)
 
@@ -394,7 +396,7 @@ def _messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
     converted: list[dict[str, Any]] = []
     waiting: list[str] = []
     for message in messages:
-        fields: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+        fields: dict[str, Any] = {"role": message.role, "content": _content(message.content or "", message.images)}
         if message.thinking:
             fields["reasoning_content"] = message.thinking
         if message.tool_calls:
@@ -409,6 +411,15 @@ def _messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
             fields |= {"name": message.tool_name} if message.tool_name else {}
         converted.append(fields)
     return converted
+
+
+def _content(text: str, images: Sequence[str] | None) -> str | list[dict[str, Any]]:
+    """Return a text, or images and a text as the parts of OpenAI's form."""
+    if not images:
+        return text
+    urls = [f"data:image/png;base64,{image}" for image in images]
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return [*parts, {"type": "text", "text": text}]
 
 
 def _details(model: ServedModel) -> dict[str, Any]:
@@ -426,5 +437,6 @@ def _capabilities(model: ServedModel) -> list[str]:
         "tools": tokenizer.template_uses_tools and family_of(template) is not None,
         "thinking": reasoning_format(template) is not None,
         "insert": can_fill(tokenizer),
+        "vision": model.llm.llm.prompts.images is not None,
     }
     return [name for name, is_there in capabilities.items() if is_there]

@@ -120,6 +120,7 @@ class ResponsesBody(SamplingBody):
 ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant"}
 """Roles of the API, and the roles that templates know."""
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text")
+IMAGE_PART = "input_image"
 IGNORED = ("id", "status")
 """Fields that the server's own output items have, and that mean nothing in a conversation."""
 
@@ -200,13 +201,31 @@ def _message(item: Mapping[str, Any], place: str) -> dict[str, Any]:
     role = item.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise invalid(f"'{place}.role' must be one of {', '.join(ROLES)}", f"{place}.role")
-    return {"role": ROLES[role], "content": _content(item.get("content"), f"{place}.content")}
+    read = _user_content if role == "user" else _content
+    return {"role": ROLES[role], "content": read(item.get("content"), f"{place}.content")}
 
 
 def _call(item: Mapping[str, Any], place: str) -> dict[str, Any]:
     _require_keys(item, ("type", "call_id", "name", "arguments"), place)
     function = {"name": _text(item, "name", place), "arguments": _text(item, "arguments", place)}
     return {"id": _text(item, "call_id", place), "type": "function", "function": function}
+
+
+def _user_content(content: object, place: str) -> str | list[dict[str, Any]]:
+    """Return the text of a content; with an image among its parts, the parts of OpenAI's chat form."""
+    parts = content if isinstance(content, list) else []
+    if not any(isinstance(part, Mapping) and part.get("type") == IMAGE_PART for part in parts):
+        return _content(content, place)
+    return [_chat_part(part, f"{place}[{number}]") for number, part in enumerate(parts)]
+
+
+def _chat_part(part: object, place: str) -> dict[str, Any]:
+    if not isinstance(part, Mapping) or part.get("type") != IMAGE_PART:
+        return {"type": "text", "text": _part(part, place)}
+    _require_keys(part, ("type", "image_url", "detail"), place)
+    if not isinstance(part.get("image_url"), str):
+        raise invalid(f"'{place}' must have 'image_url', a data URL", place)
+    return {"type": "image_url", "image_url": {"url": part["image_url"]}}
 
 
 def _content(content: object, place: str) -> str:

@@ -41,7 +41,7 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
     answer = {
         "count": len(tokens),
         "max_model_len": model.max_context,
-        "tokens": tokens,
+        "tokens": list(tokens),
         "token_strs": [names[token] for token in tokens] if body.return_token_strs else None,
     }
     return JsonResponse(answer)

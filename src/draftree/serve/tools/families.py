@@ -19,6 +19,7 @@ from draftree.sampling.grammar.schema_grammar import Form, SchemaCompiler
 from draftree.serve.errors import invalid
 from draftree.serve.reasoning import HARMONY
 from draftree.serve.tools.parser import SPACE, Family
+from draftree.text.chat.messages import has_images
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 MAX_TOOLS = 128
@@ -226,6 +227,9 @@ def without_tools(messages: Iterable[Mapping[str, Any]], functions: Sequence[Fun
     made: list[dict[str, Any]] = []
     for message in messages:
         is_result = message["role"] == "tool"
+        if has_images([message]):
+            made.append({**message, "follows_result": False})
+            continue
         content = _text(message)
         if is_result:
             content = f"<tool_response>\n{content}\n</tool_response>"
@@ -240,7 +244,11 @@ def without_tools(messages: Iterable[Mapping[str, Any]], functions: Sequence[Fun
         del message["follows_result"]
     if functions:
         lines = "\n".join(json.dumps(function.tool["function"], ensure_ascii=False) for function in functions)
-        made[0]["content"] = "\n\n".join(filter(None, (INTRODUCTION.format(functions=lines), made[0]["content"])))
+        introduction, content = INTRODUCTION.format(functions=lines), made[0]["content"]
+        if isinstance(content, str):
+            made[0]["content"] = "\n\n".join(filter(None, (introduction, content)))
+        else:
+            made[0]["content"] = [{"type": "text", "text": f"{introduction}\n\n"}, *content]
     return made
 
 

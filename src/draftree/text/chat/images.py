@@ -6,6 +6,7 @@ import base64
 import binascii
 import io
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_to_bytes
@@ -16,22 +17,32 @@ from draftree.core.files import expanded
 MAX_BYTES = 32 << 20
 """Largest encoded image."""
 MAX_PIXELS = 1 << 26
-"""Largest decoded image: 192 MiB in RGB. A small file can describe any size."""
+"""Most pixels of all images of a prompt: 192 MiB in RGB. A small file can describe any size."""
 MAX_IMAGES = 64
 """Most images of one prompt."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 
 
-def read_image(source: Any) -> Any:
-    """Return an image as a PIL image in RGB, upright.
+def read_images(sources: Sequence[Any]) -> list[Any]:
+    """Return images as PIL images in RGB, upright.
 
     Args:
-        source: a PIL image, the bytes of a file, a data URL, a `file:` URL or a path.
+        sources: of each a PIL image, the bytes of a file, a data URL, a `file:` URL or a path.
 
     Raises:
-        InvalidRequestError: the image is damaged, too large, remote, or of another kind.
+        InvalidRequestError: an image is damaged, remote, or of another kind, or they are too large or too many.
     """
     import_extra("images", "images need", error=InvalidRequestError)
+    if len(sources) > MAX_IMAGES:
+        raise InvalidRequestError(f"the prompt has {len(sources)} images, and {MAX_IMAGES} are allowed")
+    images: list[Any] = []
+    for source in sources:
+        images.append(_read_image(source, most=MAX_PIXELS - sum(image.width * image.height for image in images)))
+    return images
+
+
+def _read_image(source: Any, *, most: int) -> Any:
+    """Return an image of at most so many pixels."""
     from PIL import Image, ImageOps
 
     if isinstance(source, Image.Image):
@@ -45,9 +56,9 @@ def read_image(source: Any) -> Any:
         except Exception as error:  # Pillow raises various exceptions for damaged files
             raise _damaged(error) from error
     width, height = image.size
-    if not 0 < width * height <= MAX_PIXELS:
+    if not 0 < width * height <= most:
         raise InvalidRequestError(
-            f"the image has {width} x {height} pixels, and {MAX_PIXELS} are allowed: make it smaller"
+            f"an image has {width} x {height} pixels, and the images of a prompt may have {MAX_PIXELS}: make it smaller"
         )
     try:
         return ImageOps.exif_transpose(image).convert("RGB")
