@@ -42,6 +42,7 @@ class Pass(Protocol):
 
 
 _CURRENT: ContextVar[Pass | None] = ContextVar("draftree_pass", default=None)
+_LAYER: ContextVar[int] = ContextVar("draftree_layer", default=-1)
 _RECORD: ContextVar[dict[int, tuple[Tensor, Tensor]] | None] = ContextVar("draftree_record", default=None)
 
 
@@ -53,6 +54,27 @@ def announced(current: Pass) -> Iterator[None]:
         yield
     finally:
         _CURRENT.reset(token)
+
+
+@contextmanager
+def numbered(layers: Sequence[nn.Module]) -> Iterator[None]:
+    """Number the calls of attentions that several of these layers share; others know their layer."""
+
+    def entering(index: int) -> Callable[[nn.Module, Any], None]:
+        return lambda module, args: _note_layer(index)
+
+    token = _LAYER.set(-1)
+    hooks = [layer.register_forward_pre_hook(entering(index)) for index, layer in enumerate(layers)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        _LAYER.reset(token)
+
+
+def _note_layer(index: int) -> None:
+    _LAYER.set(index)
 
 
 @contextmanager
@@ -81,8 +103,10 @@ def _attention(
 ) -> tuple[Tensor, None]:
     current = _CURRENT.get()
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    # attentions outside of the decoder, such as those of images, may have no layer index
-    call = LayerCall(int(getattr(module, "layer_idx", -1)), scale, sliding_window, softcap, s_aux)
+    # attentions outside of the decoder, such as those of images, and shared ones have no layer index
+    layer = getattr(module, "layer_idx", None)
+    layer = _LAYER.get() if layer is None or layer < 0 else int(layer)
+    call = LayerCall(layer, scale, sliding_window, softcap, s_aux)
     if current is not None:
         return current.attend(call, query, key, value), None
     record = _RECORD.get()

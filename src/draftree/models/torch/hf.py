@@ -7,8 +7,8 @@ and attends to prefix and ancestors; recurrent mixers take their states from our
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from draftree.models.kv.slots import KVSlot, LayerRange, Leftovers, RangeOutput,
 from draftree.models.kv.slotted import RowOrder, SlottedModel, requested_rows
 from draftree.models.kv.states import RecurrentStates, StateKey
 from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
-from draftree.models.torch.attention import ProbePass, announced, plan_pass, recorded, use_in_decoder
+from draftree.models.torch.attention import ProbePass, SlotPass, announced, plan_pass, recorded, use_in_decoder
 from draftree.models.torch.inspection import (
     KNOWN_LAYER_TYPES,
     ReadPrompt,
@@ -182,7 +182,7 @@ class HFModel(TransformersModel, SlottedModel):
     @torch.inference_mode()
     def _run_probe(self, probe: ProbePass) -> None:
         tokens = torch.zeros(1, 2, dtype=torch.long, device=self.device)
-        with announced(probe):
+        with announced(probe), self._layers.numbered():
             self._forward(tokens, torch.arange(2, device=self.device).unsqueeze(0), None)
 
     def _require_calls(self, probe: ProbePass, num_layers: int) -> None:
@@ -233,7 +233,7 @@ class HFModel(TransformersModel, SlottedModel):
         """Prefill prompts with the model's own forward pass; padding is not kept."""
         rows_wanted = {"logits_to_keep": 1} if self._rows_keyword else {}
         inputs = prompt_inputs(self.model, input_ids, mask=mask, use_cache=False, **rows_wanted, **extra_inputs)
-        with recorded() as calls, self._reading() as states:
+        with recorded() as calls, self._reading() as states, self._layers.numbered():
             logits = self.model(**inputs).logits[:, -1].float()
         width = input_ids.shape[1]
         lengths = [width] * len(logits) if mask is None else mask.sum(dim=1).tolist()
@@ -296,26 +296,30 @@ class HFModel(TransformersModel, SlottedModel):
             rows = to_device(requested or [0], self.device)  # the head needs at least one row
         tokens_row = to_device([tokens + [0] * padding], self.device)
         positions_row = to_device([order.positions + [0] * padding], self.device)
-        running = self._running(order)
+        routed = self._routed(current, order)
         if layer_range.is_whole(self.num_layers):
-            with announced(current), running:
+            with routed:
                 return RangeOutput(TensorLogits(wide(self._forward(tokens_row, positions_row, rows)[: len(requested)])))
         place = to_device(order.places, self.device)
         if layer_range.hidden is not None:
             layer_range = replace(layer_range, hidden=layer_range.hidden[place.argsort()])
-        with announced(current), running, self._layers.running(layer_range) as caught:
+        with routed, self._layers.running(layer_range) as caught:
             logits = self._forward(tokens_row, positions_row, rows)
         captured = caught.stacked(layer_range.captured_layers)
         return layer_range.output(
             TensorLogits(wide(logits[: len(requested)])), None if captured is None else captured[place]
         )
 
-    def _running(self, order: RowOrder) -> AbstractContextManager[None]:
-        """Let mixers run over the rows of a pass, if the model has any."""
-        if self._mixers is None or self._states is None:
-            return nullcontext()
-        plan = self._states.plan(order.slots, order.nodes, order.settled)
-        return self._mixers.running(self._states.memory, plan)
+    @contextmanager
+    def _routed(self, current: SlotPass, order: RowOrder) -> Iterator[None]:
+        """Let attentions and mixers run over the rows of a pass."""
+        with announced(current), self._layers.numbered():
+            if self._mixers is None or self._states is None:
+                yield
+                return
+            plan = self._states.plan(order.slots, order.nodes, order.settled)
+            with self._mixers.running(self._states.memory, plan):
+                yield
 
 
 def wide(logits: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from draftree.core.errors import UnsupportedModelError
 from draftree.models.base import EmbeddingFacts, LanguageModel, LayerSubset
 from draftree.models.kv.slots import LayerRange, require_capture
-from draftree.models.torch.attention import keep_out_of_compiled_layers
+from draftree.models.torch.attention import keep_out_of_compiled_layers, numbered
 from draftree.models.torch.inspection import whole_tensor
 from draftree.models.torch.packing import PackedLinear
 
@@ -49,6 +49,7 @@ class TorchLayers:
         """Length of the tuple that a layer (named "") or a sublayer returns; None if it returns no tuple."""
         self._num_axes = 3
         """Number of axes of a layer's output: (batch, rows, hidden) unless the residual stream has several parts."""
+        self._shares: bool | None = None  # whether layers share attentions; None if unknown
         self.bind(model)
 
     def bind(self, model: Any) -> None:
@@ -58,6 +59,13 @@ class TorchLayers:
 
     def release(self) -> None:
         self._layers = []
+
+    def numbered(self) -> AbstractContextManager[None]:
+        """Number the calls of attentions that several layers share, if there are such."""
+        if self._shares is None:
+            modules = (module for layer in self._layers for module in layer.modules())
+            self._shares = any(getattr(module, "layer_idx", 0) in (None, -1) for module in modules)
+        return numbered(self._layers) if self._shares else nullcontext()
 
     def compile(self, trial: Callable[[], object]) -> None:
         """Fuse the small operations of each layer by torch's compiler, unless a trial of the model then fails."""
