@@ -12,6 +12,7 @@ from draftree import LLM, SamplingParams
 from draftree.loading.transformers_model import wrap_model
 from draftree.models.base import Commit, Edit, Extend, LayerSubset, Pass, Slot
 from draftree.models.kv.states import MAX_KEPT, MIN_KEPT_CHAIN
+from draftree.models.torch.hf import HFModel
 from families import VOCAB_SIZE, prompts, transformers_greedy
 from paced import steady
 from recurrent_samples import RECURRENT, last_logits, recurrent_model, recurrent_peer, slotted
@@ -199,6 +200,35 @@ def test_a_whole_pass_continues_partial_nodes(family: str) -> None:
     require_logits(family, [[*chunk(0), 6, 7, 8, 8, 8, 8, 9]], read(family, other, [9]))
     model.close(slot)
     model.close(other)
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_padded_prompts_that_the_model_reads_itself_continue_in_slots(family: str) -> None:
+    model = slotted(family)
+    asked = [chunk(0)[:9], chunk(1)[:4], [5]]
+    ids = torch.tensor([[0] * (9 - len(prompt)) + prompt for prompt in asked])
+    mask = torch.tensor([[0] * (9 - len(prompt)) + [1] * len(prompt) for prompt in asked])
+    read_prompts = model.read(ids, mask, {})
+    slots = [model.adopt(prompt) for prompt in read_prompts]
+    assert [slot.length for slot in slots] == [8, 3, 0]
+    jobs = [Extend(s, [prompt[-1], 7, 8], [-1, 0, 0], settled=1) for s, prompt in zip(slots, asked, strict=True)]
+    texts = [[*prompt, *more] for prompt in asked for more in ([], [7], [8])]
+    require_logits(family, texts, model.run(Pass(jobs)).logits.tensor())
+    require_logits(family, asked, torch.stack([prompt.logits for prompt in read_prompts]))
+    for slot in slots:
+        model.close(slot)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 5])
+def test_rows_of_padding_change_nothing(num_rows: int) -> None:
+    model = HFModel(recurrent_model("qwen3_next"), row_buckets=(4, 16))
+    slot = model.open()
+    for place in range(2):
+        job = Extend(slot, chunk(place)[:num_rows], range(-1, num_rows - 1), settled=num_rows)
+        logits = model.run(Pass([job])).logits.tensor()
+        model.commit(slot, range(num_rows))
+    wanted = [[*chunk(0)[:num_rows], *chunk(1)[:count]] for count in range(1, num_rows + 1)]
+    require_logits("qwen3_next", wanted, logits)
 
 
 @pytest.mark.parametrize("family", DEEP)

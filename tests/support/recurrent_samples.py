@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import CONFIG_MAPPING
 
 from draftree.models.torch.hf import HFModel
 from families import EXPERTS, HEAD_DIM, fresh
@@ -24,7 +25,7 @@ DELTA: dict[str, Any] = {
 }
 MAMBA2: dict[str, Any] = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 8}
 
-RECURRENT: dict[str, dict[str, Any]] = {
+ALL: dict[str, dict[str, Any]] = {
     "qwen3_next": {**DELTA, **EXPERTS, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
     "qwen3_5_text": DELTA,
     "kimi_linear": {
@@ -72,7 +73,9 @@ RECURRENT: dict[str, dict[str, Any]] = {
     "mamba": {"state_size": 4},
     "mamba2": {"num_heads": 4, "head_dim": 16, "expand": 2, "state_size": 8, "n_groups": 1},
 }
-"""Delta nets, a short convolution, and state-space layers, beside attention, together with it, or alone."""
+RECURRENT = {name: changes for name, changes in ALL.items() if name in CONFIG_MAPPING}
+"""Delta nets, a short convolution, and state-space layers, beside attention, together with it, or alone; those that
+this version of transformers has."""
 
 
 def recurrent_model(family: str) -> Any:

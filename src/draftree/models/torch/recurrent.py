@@ -28,6 +28,16 @@ MIN_CHAIN = 4
 LINEAR = (nn.Linear, PackedLinear)
 
 
+class StepLayer:
+    """States of one layer, numbered by kind."""
+
+    record_past = False
+
+    def __init__(self, states: Mapping[StateKey, Tensor], layer: int) -> None:
+        self.conv_states = {key.place: state for key, state in states.items() if key[:2] == (layer, "conv")}
+        self.recurrent_states = {key.place: state for key, state in states.items() if key[:2] == (layer, "recurrent")}
+
+
 class StepCache:
     """Cache of one call of a mixer, with the methods of transformers' cache that mixers use."""
 
@@ -69,6 +79,11 @@ class StepCache:
     def is_recording_past(self, layer_idx: int) -> bool:
         """Return whether a convolution keeps all its inputs."""
         return False
+
+    @property
+    def layers(self) -> Mapping[int, StepLayer]:
+        """States by layer, as mixers read them before transformers 5.20."""
+        return {key.layer: StepLayer(self.states, key.layer) for key in self.states}
 
 
 @dataclass(frozen=True, slots=True)
