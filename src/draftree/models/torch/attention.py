@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -244,7 +244,8 @@ def windows_of_masks(model: Any) -> set[int]:
     before, probe = config._attn_implementation, ProbePass()
     use_in_decoder(model)
     try:
-        with announced(probe):
+        # masks are made before the layers run, and a layer may need the mask that is missing here
+        with announced(probe), suppress(Exception):
             model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device), use_cache=False)
     finally:
         model.set_attn_implementation(before)
