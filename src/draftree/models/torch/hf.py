@@ -32,7 +32,7 @@ from draftree.models.torch.inspection import (
     layer_types,
     offsets_of,
     prompt_inputs,
-    refuse_state,
+    require_keys_only,
 )
 from draftree.models.torch.layers import TorchLayers, TransformersModel
 from draftree.models.torch.packing import weight_bytes
@@ -166,7 +166,7 @@ class HFModel(TransformersModel, SlottedModel):
             if not mixers.mixers:
                 raise UnsupportedModelError(f"{kind} keeps its states outside of transformers' cache")
             return mixers
-        refuse_state(self.model)
+        require_keys_only(self.model)
         strange = layer_types(self.config) - KNOWN_LAYER_TYPES
         if strange:
             raise UnsupportedModelError(f"{kind} has layers of type {', '.join(sorted(strange))}")
@@ -237,7 +237,7 @@ class HFModel(TransformersModel, SlottedModel):
             logits = self.model(**inputs).logits[:, -1].float()
         width = input_ids.shape[1]
         lengths = [width] * len(logits) if mask is None else mask.sum(dim=1).tolist()
-        offsets = offsets_of(inputs.get("position_ids"), lengths)
+        offsets = offsets_of(inputs.get("position_ids"), lengths, width)
         prompts = []
         for row, (length, offset) in enumerate(zip(lengths, offsets, strict=True)):
             layers = {

@@ -149,7 +149,7 @@ class CachedModel(TransformersModel):
         logits = self.model(**inputs).logits[:, -1].float()
         width = input_ids.shape[1]
         lengths = [width] * len(logits) if mask is None else mask.sum(dim=1).tolist()
-        offsets = offsets_of(inputs.get("position_ids"), lengths)
+        offsets = offsets_of(inputs.get("position_ids"), lengths, width)
         caches: list[Any]
         if rereads:
             caches = [row[width - length : -1].tolist() for row, length in zip(input_ids, lengths, strict=True)]

@@ -121,41 +121,22 @@ KNOWN_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "attention
 """Layer types whose state is the keys and values of each token."""
 PLAIN_CACHES = frozenset({"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"})
 """Caches of such layers in transformers; the last one is for layers that read keys and values of other layers."""
-INDEXED = "Indexed"  # substring in the names of caches with an index for sparse attention
 
 
 def layer_types(config: Any) -> frozenset[str]:
     return frozenset(getattr(config, "layer_types", None) or ())
 
 
-def refuse_state(model: Any) -> None:
-    """Check that a model's state is the keys and values of each token."""
+def require_keys_only(model: Any) -> None:
+    """Check that what a model keeps of a text are keys and values of each token."""
     kind, config = type(model).__name__, model.config.get_text_config()
     kinds = layer_types(config)
     attends_only = bool(kinds) and kinds <= KNOWN_LAYER_TYPES
-    recurrent = any(word in name for name in kinds for word in ("linear", "conv", "mamba", "recurrent"))
-    if recurrent or (getattr(model, "_is_stateful", False) and not attends_only):
-        raise UnsupportedModelError(
-            f"{kind} keeps a recurrent state, which cannot be rolled back after a rejected draft: "
-            "use a model whose layers all attend"
-        )
-    hides_arguments = "input_ids" not in inspect.signature(model.forward).parameters  # a wrapper with **kwargs
-    if not hides_arguments and not accepts_cache(model.forward):
-        raise UnsupportedModelError(
-            f"{kind} accepts no stored keys and values, so each token would recompute the whole text: "
-            "use a model whose forward accepts a cache"
-        )
+    if getattr(model, "_is_stateful", False) and not attends_only:
+        raise UnsupportedModelError(f"{kind} keeps states outside of transformers' cache")
     strange = {type(layer).__name__ for layer in cache_layers(config)} - PLAIN_CACHES
-    if any(INDEXED in name for name in strange):
-        raise UnsupportedModelError(
-            f"{kind} chooses the tokens that it attends to by an index (sparse attention), which Draftree does not "
-            "support: use a model that attends to all tokens or to a window"
-        )
     if strange:
-        raise UnsupportedModelError(
-            f"{kind} keeps more than the keys and values of each token, which cannot be rolled back after a rejected "
-            "draft: use a model whose layers all attend"
-        )
+        raise UnsupportedModelError(f"{kind} keeps {', '.join(sorted(strange))} beside keys and values")
 
 
 def cache_windows(config: Any) -> dict[int, int]:
@@ -251,10 +232,14 @@ def padding_counts(model: Any) -> bool:
     return not float((padded - alone).abs().max()) <= accepted * float(alone.amax() - alone.amin())
 
 
-def offsets_of(positions: Tensor | None, lengths: list[int]) -> list[int]:
-    """Return position minus index of each row's last token; positions are (batch, length) or (kinds, batch, length)."""
+def offsets_of(positions: Tensor | None, lengths: list[int], width: int) -> list[int]:
+    """Return position minus index of each row's last token.
+
+    `positions`: (batch, length) or (kinds, batch, length); None if the model numbers all tokens itself, padding
+    included. `width`: tokens of a row with its padding.
+    """
     if positions is None:
-        return [0] * len(lengths)
+        return [width - length for length in lengths]
     ends = positions[..., -1].reshape(-1, positions.shape[-2])
     if ends.shape[0] > 3:
         ends = ends[-3:]  # the first of four kinds is for masks, the others are for the rotation
