@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftree.core.errors import UnsupportedModelError
 from draftree.core.tree import path
 from draftree.loading.lowering import lower_model
 from draftree.models.base import Extend, LayerSubset, Pass, Slot
@@ -170,12 +169,45 @@ def test_slots_that_are_added_and_lengthened_keep_their_states() -> None:
     assert lm.footprint.node > 0
 
 
-def test_parts_and_copies_of_recurrent_models_are_refused() -> None:
-    lm = native("lfm2")
-    with pytest.raises(UnsupportedModelError, match="recurrent layers"):
-        lm.require_part(LayerSubset(end=1))
-    with pytest.raises(UnsupportedModelError, match="recurrent layers"):
-        lm.quantized_copy("int8")
+PARTS = [LayerSubset(end=2), LayerSubset(attention=frozenset({0})), LayerSubset(mlp=frozenset({1, 2}))]
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_partial_nodes_leave_no_trace(family: str, part: LayerSubset) -> None:
+    """Partial nodes have the same bits in every tree, and those of the whole model do not depend on them."""
+    lm, before = native(family), text(40)
+    lm.require_part(part)
+    slot, other = lm.open(), lm.open()
+    for opened in (slot, other):
+        read(lm, opened, before)
+    read(lm, slot, [9, 8], settled=False)
+    read(lm, other, [9, 8])
+    (first, chain), (more, parents) = ([4, 5, 6], [-1, 0, 0]), ([7, 8], [2, 1])
+    rows = [lm.run(Pass([Extend(slot, *nodes)], part)).logits.tensor() for nodes in ((first, chain), (more, parents))]
+    alone = lm.run(Pass([Extend(other, [4, 6, 7], [-1, 0, 1])], part)).logits.tensor()
+    assert torch.equal(torch.stack([rows[0][0], rows[0][2], rows[1][0]]), alone)
+    lm.close(other)
+    scores = lm.run(Pass([Extend(slot, [3, 4, 5, 6], [-1, 0, 1, 1], settled=1)])).logits.tensor()
+    assert torch.equal(scores[[0, 1, 3]], whole(lm, [*before, 9, 8, 3, 4, 6])[-3:])
+    lm.commit(slot, [0, 1, 3])
+    assert torch.equal(read(lm, slot, [5]), whole(lm, [*before, 9, 8, 3, 4, 6, 5])[-1:])
+    lm.close(slot)
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_a_quantized_copy_drafts_on_the_states_of_its_target(family: str) -> None:
+    lm, tokens = native(family), text(60)
+    if lm.blueprint.has_experts:
+        return
+    copy, part = lm.quantized_copy("int8"), LayerSubset(end=lm.num_layers)
+    slot, wanted = lm.open(), whole(lm, tokens)
+    read(lm, slot, tokens[:40])
+    drafted = copy.run(Pass([Extend(slot, tokens[40:50], range(-1, 9))], part)).logits.tensor()
+    spread = wanted.max() - wanted.min()
+    assert 0 < (drafted - wanted[40:50]).abs().max() < 0.1 * spread
+    assert torch.equal(read(lm, slot, tokens[40:]), wanted[40:])
+    lm.close(slot)
 
 
 @pytest.mark.parametrize("kind", DTYPES)

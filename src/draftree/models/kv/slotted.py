@@ -54,6 +54,11 @@ class SlottedModel(LanguageModel):
     def footprint(self) -> Footprint:
         """Memory of weights, keys and values, and activations in bytes."""
 
+    @property
+    def _continues_partials(self) -> bool:
+        """Whether whole passes continue from the hidden states of partial nodes."""
+        return True
+
     def _require_layers(self, part: LayerSubset) -> None:
         """Check that this implementation can select the layers of a subset."""
 
@@ -142,7 +147,7 @@ class SlottedModel(LanguageModel):
             partials.append(slot.partial)
         nodes = self._pool.append([partial.nodes for partial in partials], jobs)
         end = self.num_layers if part.end is None else part.end
-        keeps_hidden = part.is_beginning and end < self.num_layers
+        keeps_hidden = self._continues_partials and part.is_beginning and end < self.num_layers
         layers = LayerRange(0, end, part, keeps_hidden=keeps_hidden, capture=pass_.capture)
         twins = [replace(job, slot=partial.nodes) for job, partial in zip(jobs, partials, strict=True)]
         output = self._counted_pass(twins, nodes, layers)

@@ -343,9 +343,16 @@ class Blueprint:
     score_biases: tuple[ScoreBias, ...] = ()  # biases of scores by distance
 
     def as_unpacked(self) -> Blueprint:
-        """Return the blueprint of weights that were unpacked: (outputs, inputs), positions from 0 on."""
+        """Return the blueprint of weights that were unpacked: (outputs, inputs), positions from 0 on.
+
+        Parts of a weight are weights of their own.
+        """
 
         def plain(linear: LinearBlueprint) -> LinearBlueprint:
+            if (part := linear.part) is not None:
+                place = f"[{part.groups}, {part.first}:{part.end}]"
+                bias = None if linear.bias is None else f"{linear.bias}{place}"
+                linear = replace(linear, weight=f"{linear.weight}{place}", bias=bias, part=None)
             return replace(linear, is_transposed=False, is_interleaved=False, groups=0, pairs=0)
 
         def plain_or_none(linear: LinearBlueprint | None) -> LinearBlueprint | None:

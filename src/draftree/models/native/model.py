@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import final
 
@@ -164,18 +165,17 @@ class NativeModel(SlottedModel):
         run = partial(self._decoder.run, memory, rows, requested, layer_range=layer_range, rope_positions=positions)
         if states is None:
             return run()
-        keeps = (layer_range.first, layer_range.end, layer_range.part) == (0, self.num_layers, None)
-        steps = states.plan(slots, nodes, [job.settled for job in jobs], keeps=keeps)
+        is_partial = layer_range.part is not None
+        keeps = not is_partial and (layer_range.first, layer_range.end) == (0, self.num_layers)
+        settled = [0 if is_partial else job.settled for job in jobs]
+        steps = states.plan(slots, nodes, settled, keeps=keeps, is_partial=is_partial)
         output = run(states=states, steps=steps)
         states.note(steps)
         return output
 
-    def _require_layers(self, part: LayerSubset) -> None:
-        if self._states is not None:
-            raise UnsupportedModelError(
-                f"{self.kind} has recurrent layers, of which no part runs alone: choose a drafter that runs no part of "
-                "the model"
-            )
+    @property
+    def _continues_partials(self) -> bool:
+        return self._states is None  # the base states of all layers move on in one pass
 
 
 def _moved_positions(rows: Rows, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]]) -> list[int] | None:
@@ -298,13 +298,15 @@ class QuantizedCopy(LanguageModel):
             )
         if target.blueprint.has_experts:
             raise UnsupportedModelError("a model with experts has no copy with fewer bits")
-        if target.blueprint.is_recurrent:
-            raise UnsupportedModelError("a model with recurrent layers has no copy with fewer bits")
         self._target = target
         blueprint = target.blueprint.as_unpacked()
         weights = UnpackedWeights(blueprint, target.decoder)
+        products = replace(blueprint, layers=tuple(replace(layer, recurrence=None) for layer in blueprint.layers))
         with torch.inference_mode():
-            self._decoder = NativeDecoder(blueprint, weights, quantization=quantization)
+            self._decoder = NativeDecoder(products, weights, quantization=quantization)
+        # recurrences have no products: they and their states are the target's
+        for layer, original in zip(self._decoder.packed.layers, target.decoder.packed.layers, strict=True):
+            layer.recurrence = original.recurrence
         if target.kv_dtype is not None:
             self._decoder.store_codes()  # it reads and writes the target's slots
         self.supports_trees = True

@@ -46,11 +46,12 @@ class SlotTail:
     base: int = 0  # tokens of the base state
     entries: list[int] = field(default_factory=list)  # of the committed tokens after these
     nodes: list[int] = field(default_factory=list)  # of the tentative nodes; SETTLED for those of the base state
+    partial: list[int] = field(default_factory=list)  # of the partial nodes
     kept: list[tuple[int, Tensor]] = field(default_factory=list)  # earlier lengths and their states, ascending
 
     def free_entries(self, count: int) -> list[int]:
         """Return the lowest entries that are not in use."""
-        used = {*self.entries, *self.nodes}
+        used = {*self.entries, *self.nodes, *self.partial}
         free: list[int] = []
         entry = 0
         while len(free) < count:
@@ -68,6 +69,7 @@ class StepPlan:
     """Steps of a pass, see `csrc/recurrence.h`."""
 
     keeps: bool  # whether the base states move on
+    is_partial: bool  # whether the nodes are partial ones
     slots: list[KVSlot] = field(default_factory=list)
     settled: list[int] = field(default_factory=list)  # rows of each slot that are settled
     new: list[list[int]] = field(default_factory=list)  # entries of each slot's rows
@@ -82,7 +84,10 @@ class StepPlan:
 
     def add(self, slot: KVSlot, tail: SlotTail, nodes: Sequence[int], *, settled: int, row: int) -> None:
         """Add the steps of a slot, whose `nodes` are the rows from `row` on, the first `settled` ones settled."""
-        known = len(tail.nodes)
+        if self.is_partial and not nodes[0]:  # of another subset of the layers, or after an edit
+            tail.partial = []
+        entries = tail.partial if self.is_partial else tail.nodes
+        known = len(entries)
         assert not (settled and known), "settled tokens follow a prefix without a tree"
         count = len(nodes)
         stored = tail.free_entries(count - settled if self.keeps else count)
@@ -100,9 +105,7 @@ class StepPlan:
         self.targets += [0] * chain
         self.run_settled.append(chain)
         if count > settled:
-            self._add_tree(
-                slot.parents, [*tail.nodes, *new], first=known, row=row - known, settled=settled, chain=chain
-            )
+            self._add_tree(slot.parents, [*entries, *new], first=known, row=row - known, settled=settled, chain=chain)
         self.first.append(len(self.rows))
 
     def _add_tree(
@@ -208,7 +211,7 @@ class NativeStates(SlotStates):
         stored = zeros(num_slots * num_entries * self._entry_size).view(num_slots, num_entries, self._entry_size)
         for index, tail in self._tails.items():
             states[index] = self._states[index]
-            used = 1 + max((*tail.entries, *tail.nodes), default=-1)
+            used = 1 + max((*tail.entries, *tail.nodes, *tail.partial), default=-1)
             stored[index, :used] = self._stored[index, :used]
         self._states, self._stored = states, stored
         self._num_slots, self._num_entries = num_slots, num_entries
@@ -276,13 +279,20 @@ class NativeStates(SlotStates):
         self._used.add(slot.index)
 
     def plan(
-        self, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]], settled: Sequence[int], *, keeps: bool
+        self,
+        slots: Sequence[KVSlot],
+        nodes: Sequence[Sequence[int]],
+        settled: Sequence[int],
+        *,
+        keeps: bool,
+        is_partial: bool = False,
     ) -> StepPlan:
         """Return the steps of a pass over these nodes, of which the first `settled` ones of each slot are settled.
 
-        With `keeps`, base states move on; otherwise the pass runs through some of the layers only.
+        With `keeps`, base states move on; otherwise the pass runs through some of the layers only. The slots of partial
+        nodes count these alone, and none of them is settled.
         """
-        plan = StepPlan(keeps)
+        plan = StepPlan(keeps, is_partial)
         row = 0
         for slot, chosen, count in zip(slots, nodes, settled, strict=True):
             plan.add(slot, self._tails[slot.index], chosen, settled=count, row=row)
@@ -309,6 +319,10 @@ class NativeStates(SlotStates):
         for slot, settled, new in zip(plan.slots, plan.settled, plan.new, strict=True):
             tail = self._tails[slot.index]
             self._used.add(slot.index)
+            if plan.is_partial:
+                tail.partial += new
+                continue
+            tail.partial = []
             tail.nodes += new
             if not plan.keeps:
                 continue
