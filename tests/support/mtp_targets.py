@@ -28,7 +28,21 @@ LATENT: dict[str, Any] = {
     "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6,
 }  # fmt: skip
 DEEPSEEK = {name: value for name, value in {**GLM, **LATENT}.items() if name not in ("head_dim", "use_qk_norm")}
-TARGETS = {"glm": GLM, "deepseek": DEEPSEEK}
+NEXT: dict[str, Any] = {
+    "model_type": "qwen3_next", "layer_types": ["linear_attention", "full_attention"], "num_experts": 4,
+    "shared_expert_intermediate_size": 16, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+}  # fmt: skip
+QWEN = {**GLM, **NEXT}
+TARGETS = {"glm": GLM, "deepseek": DEEPSEEK, "qwen3-next": QWEN}
+STORED = {
+    "block.": "model.layers.2.", "norm.": "model.layers.2.shared_head.norm.", "": "model.layers.2.",
+}  # fmt: skip
+STORED_NEXT = {
+    "block.": "mtp.layers.0.", "enorm.": "mtp.pre_fc_norm_embedding.", "hnorm.": "mtp.pre_fc_norm_hidden.",
+    "eh_proj.": "mtp.fc.", "": "mtp.",
+}  # fmt: skip
+"""Names in the folder, by the beginnings of those in the head."""
 
 
 def target_with_mtp(values: dict[str, Any], folder: Path) -> Path:
@@ -41,10 +55,10 @@ def target_with_mtp(values: dict[str, Any], folder: Path) -> Path:
     stored = load_file(folder / "model.safetensors")
     layer = Values(json.loads((folder / "config.json").read_text()))
     head = MtpHead(layer_config(layer, depth=1, target_name=""), DraftVocabulary.full(VOCAB_SIZE))
+    names = STORED_NEXT if values["model_type"] == "qwen3_next" else STORED
     for name, part in head.state_dict().items():
-        theirs = name.replace("block.", "", 1) if name.startswith("block.") else name
-        theirs = "shared_head.norm.weight" if theirs == "norm.weight" else theirs
+        start = next(start for start in names if name.startswith(start))
         spread = torch.randn(part.shape) * 0.3
-        stored[f"model.layers.2.{theirs}"] = 1 + spread if "norm" in name else spread
+        stored[names[start] + name.removeprefix(start)] = 1 + spread if "norm" in name else spread
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
