@@ -27,7 +27,7 @@ from draftree.engine.sequence import DraftChoice
 from draftree.loading.auto_draft import FALLBACK_DRAFTS, AutoCandidate, auto_candidates, fetched_candidates
 from draftree.loading.encoder_decoder import is_encoder_decoder_target
 from draftree.loading.loaded import LoadedModel, kernels_of_drafter, require_layers
-from draftree.loading.resolve import require_extras, resolve_model
+from draftree.loading.resolve import prepared_folder, require_extras
 from draftree.models.base import Extend, LanguageModel, Pass, Slot
 from draftree.options import AUTO_DRAFT, NO_DRAFT, ModelOptions
 from draftree.parallel.entry import load_divided
@@ -425,7 +425,7 @@ def _require_fit(candidate: AutoCandidate, loaded: LoadedModel, verify: str, pla
     methods = choose_methods(candidate.draft, verify, plan)
     require_fit(methods, loaded)
     for name in methods.draft_models:
-        resolve_model(name, fetch=False)
+        prepared_folder(name, fetch=False)
     candidate.require_fit(loaded)
 
 

@@ -21,6 +21,7 @@ from draftree.loading.resolve import HUB_ID, PATH_LIKE, WAYS_TO_NAME, gguf_path,
 from draftree.remote.address import is_remote
 from draftree.weights.cache import Cache
 from draftree.weights.catalogue import CATALOGUE
+from draftree.weights.convert_gguf import ARCHITECTURES
 from draftree.weights.folders import (
     LAYERS,
     TEXT_CONFIGS,
@@ -35,6 +36,7 @@ from draftree.weights.install import entry_is_here
 
 DATA = Path(__file__).with_name("known_drafters.json")
 FORMAT = 1
+BESIDE = "beside the model"
 IN_PACKAGE = "in this package"
 """Where heads of this package are, which `auto` knows by the weights of their target."""
 OWN_FOLDER = "drafters"
@@ -519,7 +521,28 @@ def _folder_heads(place: Path, where: str, target: Target) -> Iterator[FoundDraf
 def _beside(target: Target) -> Iterator[FoundDrafter]:
     """Yield the heads inside a target's folder, and in folders next to it; of a file, in its folder."""
     for place in _places_beside(target):
-        yield from _folder_heads(place, "beside the model", target)
+        yield from _folder_heads(place, BESIDE, target)
+    for file in _small_files(target):
+        if HEAD_CLASSES.search(kind := _architecture(file)):
+            known = KnownDrafter(kind=kind, id=str(file), source="its own header", verified=True)
+            reason = "heads in GGUF files are not read: use its folder of safetensors"
+            yield FoundDrafter(known=known, matched="folder", place=file, where=BESIDE, reason=reason)
+
+
+def _small_files(target: Target) -> list[Path]:
+    """Return the GGUF files next to a GGUF file that are small enough to draft for it."""
+    if target.place is None or not target.is_file:
+        return []
+    largest = MOST_SHARE * target.place.stat().st_size
+    return sorted(path for path in target.place.parent.glob("*.gguf") if path.stat().st_size <= largest)
+
+
+def _architecture(file: Path) -> str:
+    """Return the architecture that the header of a GGUF file names; empty if it cannot be read."""
+    try:
+        return str(GgufFile(file).metadata.get("general.architecture", ""))
+    except (OSError, DraftreeError):
+        return ""
 
 
 def _places_beside(target: Target) -> list[Path]:
@@ -641,10 +664,8 @@ def _models_here(target: Target) -> Iterator[tuple[Path, str]]:
         if (folder := snapshot_of(place.name.removeprefix("models--").replace("--", "/", 1))) is not None:
             yield folder, "in the hub cache"
     for place in _places_beside(target):
-        for folder in _folders_in(place):
-            yield folder, "beside the model"
-        if target.is_file:
-            yield from ((path, "beside the model") for path in sorted(place.glob("*.gguf")))
+        yield from ((folder, BESIDE) for folder in _folders_in(place))
+    yield from ((file, BESIDE) for file in _small_files(target))
 
 
 def _weight_bytes(place: Path) -> int | None:
@@ -669,6 +690,8 @@ def sibling_reason(place: Path, target: Target, *, must_compare: bool = False) -
             check_model_folder(place)
             settings = _settings(place)
             size, is_causal = _shape_in(settings).vocab_size, not settings.get("is_encoder_decoder")
+        elif (name := _architecture(place)) not in ARCHITECTURES:
+            return f"its architecture '{name}' is not that of a model that can be read"
         else:
             size, is_causal = None, True
     except DraftreeError as error:

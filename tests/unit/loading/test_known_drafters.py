@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import gguf
 import huggingface_hub
 import pytest
 import torch
@@ -14,6 +15,7 @@ from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from block_files import written
 from cli_samples import save_tiny_model
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError, ModelNotFoundError
@@ -210,7 +212,7 @@ def test_a_folder_of_another_shape_is_not_the_model_of_its_name(target: Path) ->
 
 
 @pytest.fixture
-def gguf(tmp_path: Path) -> Path:
+def gguf_file(tmp_path: Path) -> Path:
     sizes = {"vocab_size": len(PIECES), "hidden_size": 32, "intermediate_size": 32, "head_dim": 16}
     config = AutoConfig.for_model("llama", num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, **sizes)
     path = tmp_path / "files" / "model-Q8_0.gguf"
@@ -219,15 +221,15 @@ def gguf(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_gguf_file_is_known_by_its_header(gguf: Path) -> None:
-    described = describe_target(str(gguf))
+def test_a_gguf_file_is_known_by_its_header(gguf_file: Path) -> None:
+    described = describe_target(str(gguf_file))
     shape = {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 1, "vocab_size": len(PIECES)}
     assert described.shape == known_drafters.Shape(**shape)  # type: ignore[arg-type]
     assert set(described.names) == {"A-Model", "model-Q8_0"}
     name_them(drafters=[{"kind": "dflash", "id": "maker/head", "source": "me"}], shape=shape)
-    assert one(found_for(gguf)).matched == "shape"
+    assert one(found_for(gguf_file)).matched == "shape"
     name_them(models=["maker/A-Model"], drafters=[{"kind": "mtp", "source": "me"}])
-    found = one(found_for(gguf))
+    found = one(found_for(gguf_file))
     assert (found.matched, found.reason) == ("name", "the files here have no MTP layers that can be read")
 
 
@@ -418,6 +420,27 @@ def test_other_tokenizers_and_larger_models_do_not_draft(large: Path, tmp_path: 
     name_them(models=["maker/large"], drafters=[{"kind": "model", "id": str(beside), "source": "me"}])
     assert one(found_for(large)).reason == "its tokens are not the model's"
     assert LLM(large, dtype="float32").drafts == ("suffix",)
+
+
+def test_a_smaller_gguf_file_drafts_for_one_next_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_drafters, "MOST_SHARE", 1 / 2)  # larger files take seconds to write
+    folder = tmp_path / "files"
+    folder.mkdir()
+    large = written(folder, sizes={"hidden_size": 512, "intermediate_size": 768}).rename(folder / "large.gguf")
+    small = written(folder).rename(folder / "small.gguf")
+    (folder / "plain.gguf").unlink()
+    head = gguf.GGUFWriter(folder / "head.gguf", "eagle3")
+    for write in (head.write_header_to_file, head.write_kv_data_to_file, head.write_tensors_to_file, head.close):
+        write()
+    found = {each.label: each for each in found_for(large)}
+    assert found.keys() == {str(small), str(folder / "head.gguf")}
+    assert "heads in GGUF files are not read" in str(found[str(folder / "head.gguf")].reason)
+    llm = LLM(large, plan="fixed")
+    assert llm.drafts == (f"model:{small}+suffix",)
+    assert "head.gguf (eagle3) beside the model does not fit" in llm.draft_note
+    plain = LLM(large, "none").generate([PROMPT], GREEDY)[0].token_ids
+    assert llm.generate([PROMPT], GREEDY)[0].token_ids == plain
+    assert not list((tmp_path / "cache" / "models").glob("*/*.safetensors")), "nothing was converted"
 
 
 def test_tokens_are_compared_where_files_differ(large: Path, tmp_path: Path) -> None:
