@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from draftree.cli.flags import sampling_of
 from draftree.cli.generate import STREAM
-from draftree.cli.options import ALL_OPTIONS, AS_JSON, COLOUR, SYSTEM, Setup, import_engine, takes, takes_setup
+from draftree.cli.options import ALL_OPTIONS, AS_JSON, COLOUR, IMAGES, SYSTEM, Setup, import_engine, takes, takes_setup
 from draftree.cli.render import Colour, Style, is_terminal, note, say
 from draftree.loading.resolve import require_sound
 from draftree.sampling.params import SamplingParams
@@ -32,6 +33,7 @@ def chat(
     context: typer.Context,
     setup: Setup,
     system: str | None = SYSTEM,
+    images: list[Path] | None = IMAGES,
     stream: bool | None = STREAM,
     colour: Colour = COLOUR,
     as_json: bool = AS_JSON,
@@ -57,7 +59,7 @@ def chat(
     drafting = Drafting(setup, has_grammar=params.constraint is not None)
     session = Session(
         drafting,
-        Conversation(system),
+        Conversation(system, tuple(images or ())),
         params=drafting.llm.requests.resolved(params),
         reader=TerminalReader(answers) if is_interactive else PipeReader(),
         screen=None if as_json else Screen(answers, live=live),

@@ -17,7 +17,7 @@ from typing import Any
 from draftree.build import Methods
 from draftree.cli.main import sentence_of
 from draftree.cli.options import require_new
-from draftree.cli.prompt import Task, fitted_to_context, utf8
+from draftree.cli.prompt import Task, content_with, fitted_to_context, utf8
 from draftree.cli.render import Style, aligned, decoding_line, note, resolve_with_bar, say, waiting
 from draftree.cli.runs import Run, Screen, Setup, dump, fetch_and_load, lossy_line, report
 from draftree.core.errors import ConfigurationError, DraftreeError, InvalidRequestError, harmless, suggestion
@@ -36,7 +36,7 @@ INTERRUPTED = "interrupted"
 HEADROOM = 4
 """After turns are dropped, this fraction of the context is free: the next turns can use the prefix cache again."""
 
-Messages = list[dict[str, str]]
+Messages = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,18 @@ class Answer:
 class Conversation:
     """All answers of a chat, and the index of the first one that is sent. Mutated by its methods."""
 
-    def __init__(self, system: str | None = None) -> None:
+    def __init__(self, system: str | None = None, images: tuple[Path, ...] = ()) -> None:
         self.system = system
+        self.images = images  # those of the first message
         self.answers: list[Answer] = []
         self.first_sent = 0
 
     def messages(self, message: str) -> Messages:
-        return [*self._said(self.answers[self.first_sent :]), {"role": "user", "content": message}]
+        said = [*self._said(self.answers[self.first_sent :]), {"role": "user", "content": message}]
+        if self.images and not self.first_sent:
+            first = next(each for each in said if each["role"] == "user")
+            first["content"] = content_with(self.images, first["content"])
+        return said
 
     def _said(self, answers: Sequence[Answer], *, marks: bool = False) -> Iterator[dict[str, Any]]:
         if self.system is not None:

@@ -15,6 +15,7 @@ from draftree.cli.options import (
     AS_JSON,
     CHAT,
     COLOUR,
+    IMAGES,
     PARALLEL_OPTIONS,
     PROMPT,
     SYSTEM,
@@ -59,6 +60,7 @@ def generate(
     decoder: DecoderOptions,
     chat: bool | None = CHAT,
     system: str | None = SYSTEM,
+    images: list[Path] | None = IMAGES,
     stream: bool | None = STREAM,
     colour: Colour = COLOUR,
     as_json: bool = AS_JSON,
@@ -81,10 +83,10 @@ def generate(
     require_new(record)
     if prompts is not None:
         refuse(prompt is not None, "PROMPT", "both a prompt and --prompts were given: leave one of them out")
-        for name, is_given in (("--stream", stream), ("--compare", compare)):
+        for name, is_given in (("--stream", stream), ("--compare", compare), ("--image", images)):
             refuse(is_given, name, f"it applies to one prompt, and --prompts gives several: leave {name} out")
     batch = None if prompts is None else read_prompts(prompts)
-    task = Task(read_prompt(prompt) if batch is None else "", system, chat, decoder)
+    task = Task(read_prompt(prompt) if batch is None else "", system, chat, decoder, tuple(images or ()))
     require_sound(setup.model)
     import_engine()
     from draftree.cli.runs import Screen, check_beside, compare_and_report, write_and_report

@@ -21,7 +21,7 @@ from draftree.text.chat.messages import check_messages
 
 if TYPE_CHECKING:
     from draftree.llm import LLM
-    from draftree.options import DecoderOptions
+    from draftree.options import DecoderOptions, Prompt
     from draftree.sampling.params import SamplingParams
 
 STANDARD_INPUT = "-"
@@ -35,6 +35,7 @@ class Task:
     system: str | None = None
     chat: bool | None = None  # whether it is a message; None decides by the model: True if it has a chat template
     decoder: DecoderOptions = field(default_factory=dict)  # type: ignore[assignment]
+    images: tuple[Path, ...] = ()  # before the text of a message; a plain text has placeholders for them
 
     def __post_init__(self) -> None:
         if self.chat is False and self.system is not None:
@@ -56,13 +57,31 @@ class Task:
         """Return the parameters with `max_tokens` limited to the context; `chat` must be decided."""
         if llm.tokenizer is None or params.max_tokens is None:
             return params
-        ids = llm.prompts.encode_chat(self.messages) if self.chat else llm.tokenizer.encode(self.text)
-        return fitted_to_context(params, llm, ids, self.decoder)
+        return fitted_to_context(params, llm, self.encoded(llm), self.decoder)
+
+    def encoded(self, llm: LLM) -> Sequence[int]:
+        """Return the token ids of the prompt for a model with a tokenizer; `chat` must be decided."""
+        assert llm.tokenizer is not None, "it encodes the prompt"
+        if self.chat:
+            return llm.prompts.encode_chat(self.messages)
+        return llm.prompts.encode(self.prompt) if self.images else llm.tokenizer.encode(self.text)
 
     @property
-    def messages(self) -> list[dict[str, str]]:
+    def messages(self) -> list[dict[str, Any]]:
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return [*system, {"role": "user", "content": self.text}]
+        return [*system, {"role": "user", "content": content_with(self.images, self.text)}]
+
+    @property
+    def prompt(self) -> Prompt:
+        """The prompt of a task that is no message."""
+        return {"text": self.text, "images": list(self.images)} if self.images else self.text
+
+
+def content_with(images: Sequence[Path], text: str) -> str | list[dict[str, Any]]:
+    """Return the content of a message: a text, or parts with the images first."""
+    if not images:
+        return text
+    return [*({"type": "image", "image": image} for image in images), {"type": "text", "text": text}]
 
 
 @dataclass(frozen=True, slots=True)

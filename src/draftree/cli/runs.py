@@ -185,8 +185,7 @@ def warm_up(llm: LLM, constraint: tuple[str, str] | None = None, task: Task | No
         for _ in llm.engine.stream(sequence):
             pass
     if task is not None and llm.tokenizer is not None:
-        ids = llm.prompts.encode_chat(task.messages) if task.chat else llm.tokenizer.encode(task.text)
-        llm.tokenizer.decode(ids, skip_special_tokens=True)
+        llm.tokenizer.decode(task.encoded(llm), skip_special_tokens=True)
 
 
 def write(llm: LLM, setup: Setup, task: Task, *, params: SamplingParams, screen: Screen | None) -> Run:
@@ -196,7 +195,7 @@ def write(llm: LLM, setup: Setup, task: Task, *, params: SamplingParams, screen:
         if task.chat:
             completions = llm.chat(task.messages, params, on_update=show, **task.decoder)
         else:
-            completions = llm.generate(task.text, params, on_update=show, **task.decoder)
+            completions = llm.generate(task.prompt, params, on_update=show, **task.decoder)
         seconds = time.perf_counter() - start
     finally:
         if screen is not None and sys.stdout is not None:
