@@ -11,7 +11,7 @@ import pytest
 from draftree import LLM, SamplingParams
 from draftree.loading.load import load_model
 from families import drafter_folder
-from native_samples import FAMILIES, SIZES, in_c, text
+from native_samples import FAMILIES, HYBRIDS, SIZES, in_c, text
 
 pytestmark = [in_c, pytest.mark.usefixtures("store")]
 
@@ -34,7 +34,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, float], Pa
     def save(family: str, distance: float) -> Path:
         folder = where / f"{family}-{distance}"
         if not folder.exists():
-            drafter_folder(family, where, distance=distance, **(SIZES | FAMILIES[family])).rename(folder)
+            drafter_folder(family, where, distance=distance, **(SIZES | (FAMILIES | HYBRIDS)[family])).rename(folder)
         return folder
 
     return save
@@ -42,7 +42,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, float], Pa
 
 @pytest.mark.essential
 @pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("family", ["llama", "mixtral", "gpt_oss", "gpt_neox", "gemma2", "cohere2", "olmo3"])
+@pytest.mark.parametrize(
+    "family", ["llama", "mixtral", "gpt_oss", "gpt_neox", "gemma2", "cohere2", "olmo3", "lfm2", "qwen3_next", "bamba"]
+)
 def test_no_draft_changes_a_text(family: str, weights: str, saved: Callable[[str, float], Path]) -> None:
     loaded = load_model(saved(family, 0.0), kernels="native", **WEIGHTS[weights])
     assert loaded.model.is_exact

@@ -65,23 +65,78 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "gpt_oss": WINDOW,
 }
+LAYERS = ["linear_attention", "full_attention", "linear_attention"]
+DELTA: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "layer_types": LAYERS,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 48,
+}
+SPARSE: dict[str, Any] = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 64,
+}
+MAMBA: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "mamba_expand": 2,
+}
 HYBRIDS: dict[str, dict[str, Any]] = {
     "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32},
-    "lfm2_moe": {
-        "num_hidden_layers": 3,
-        "layer_types": ["conv", "full_attention", "conv"],
-        "num_dense_layers": 1,
-        "moe_intermediate_size": 64,
-        "num_experts": 6,
-        "num_experts_per_tok": 2,
-        "routed_scaling_factor": 1.5,
-    },
     "lfm3": {
         "num_hidden_layers": 4,
         "layer_types": ["conv", "sliding_attention", "full_attention", "conv"],
         "sliding_window": 37,
         "use_sandwich_norm": True,
         "use_attention_gate": True,
+    },
+    "qwen3_next": {**DELTA, **SPARSE, "mlp_only_layers": [0]},
+    "qwen3_5_text": DELTA,
+    "qwen3_5_moe_text": {**DELTA, **SPARSE},
+    "olmo_hybrid": {**DELTA, "linear_allow_neg_eigval": True},
+    "bamba": {**MAMBA, "attn_layer_indices": [1], "num_logits_to_keep": 0},
+    "granitemoehybrid": {
+        **MAMBA,
+        "layers_block_type": LAYERS,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "shared_intermediate_size": 64,
+        "position_embedding_type": "nope",
+        "residual_multiplier": 0.22,
+        "embedding_multiplier": 3.0,
+        "logits_scaling": 2.0,
+    },
+    "falcon_h1": {
+        **MAMBA,
+        "mamba_d_ssm": 128,
+        "mamba_rms_norm": True,
+        "mamba_norm_before_gate": False,
+        "num_logits_to_keep": 0,
+        "attention_in_multiplier": 0.5,
+        "attention_out_multiplier": 0.3,
+        "key_multiplier": 0.5,
+        "ssm_in_multiplier": 1.25,
+        "ssm_out_multiplier": 0.2,
+        "ssm_multipliers": [0.75, 0.5, 1.5, 1.25, 0.5],
+        "mlp_multipliers": [0.75, 0.2],
+        "embedding_multiplier": 5.0,
+        "lm_head_multiplier": 0.5,
+    },
+    "nemotron_h": {
+        "num_hidden_layers": 5,
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"],
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 32,
+        "n_groups": 2,
+        "ssm_state_size": 16,
+        "num_logits_to_keep": 0,
     },
 }
 """Families with recurrent layers."""

@@ -50,22 +50,27 @@ def in_float32(model: Any) -> Iterator[None]:
     """Compute the model's forward passes in float32 inside the block.
 
     Linear layers convert their weights in chunks of `CHUNK_ROWS`, embeddings return float32, and vectors (norms,
-    biases) are replaced by float32 copies. Other modules with matrices, such as experts, have float32 copies of them
-    while they run, one module at a time. The model is restored after the block. float32 models are unchanged.
+    biases) and convolutions are replaced by float32 copies. Other modules with matrices, such as experts, have float32
+    copies of them while they run, one module at a time. The model is restored after the block. float32 models are
+    unchanged.
     """
     if all(parameter.dtype == torch.float32 for parameter in model.parameters()):
         yield
         return
     with contextlib.ExitStack() as undo:
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                undo.callback(setattr, parameter, "data", parameter.data)
-                parameter.data = parameter.data.float()
+        vectors = [parameter for parameter in model.parameters() if parameter.dim() == 1]
+        # mixers read the weights of their convolutions and do not call them
+        kernels = [module.weight for module in model.modules() if isinstance(module, nn.Conv1d)]
+        for parameter in (*vectors, *kernels):
+            undo.callback(setattr, parameter, "data", parameter.data)
+            parameter.data = parameter.data.float()
         for module in model.modules():
             if type(module) is nn.Linear:
                 undo.enter_context(_replaced(module, functools.partial(_linear, module)))
             elif isinstance(module, nn.Embedding):
                 undo.callback(module.register_forward_hook(lambda _, __, output: output.float()).remove)
+            elif isinstance(module, nn.Conv1d):
+                continue
             elif matrices := [parameter for parameter in module.parameters(recurse=False) if parameter.dim() > 1]:
                 copies = _Copies(matrices)
                 undo.callback(copies.end)

@@ -17,6 +17,8 @@ from draftree.models.native.blueprint import (
     Blueprint,
     LayerBlueprint,
     LinearBlueprint,
+    LinearRecurrence,
+    MixerBlueprint,
     OutputPart,
     Rope,
     ScoreBias,
@@ -29,6 +31,8 @@ LINEAR = LinearBlueprint("w", None, 16, 16)
 BIASED = LinearBlueprint("v", "b", 16, 32)
 LAYER = LayerBlueprint("n", None, "n", "p", None, None, (LINEAR, BIASED), LINEAR, (BIASED,), LINEAR, 37, 0.1, 0)
 
+
+STATES = LinearRecurrence(2, "c", "b", 4, 4, 2, 16, 32, "d", "s", "n", 2, 1e-6, is_norm_first=False)
 
 MADE_FOR: dict[str, Any] = {"files": [["a", 1, 2]]}
 
@@ -50,6 +54,7 @@ def record() -> Record:
                 LAYER, qkv=(replace(LINEAR, part=OutputPart(2, 0, 4)),), recurrence=ShortConvolution("c", None, 3, 16)
             ),
             replace(LAYER, source=SourceBlueprint("n", LINEAR, BIASED, 1 / 3), score_bias=0),
+            replace(LAYER, beside=MixerBlueprint((LINEAR, BIASED), STATES, replace(LINEAR, factor=1 / 7))),
         ),
         score_biases=(ScoreBias("t", (0, 1, 1)),),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,6 +40,7 @@ class LinearBlueprint:
     # two halves do, as native kernels require
     pairs: int = 0
     part: OutputPart | None = None  # outputs of the weight that are used; None for all
+    factor: float = 1.0  # by which the weight is multiplied
 
     @property
     def is_reordered(self) -> bool:
@@ -71,10 +73,6 @@ class ScoreBias:
     buckets: tuple[int, ...]  # bucket of each distance; farther ones are in the last of these
 
 
-SCORES = {"SOFTMAX": 0, "SIGMOID": 1}
-SOFTMAX, SIGMOID = SCORES.values()
-
-
 @dataclass(frozen=True, slots=True)
 class ExpertsBlueprint:
     """Perceptrons of which every row uses some, and the router that chooses them."""
@@ -84,14 +82,11 @@ class ExpertsBlueprint:
     down: LinearBlueprint  # last product of expert 0
     count: int  # number of experts
     chosen: int  # number of experts of a row, those of the largest logits
-    is_renormalized: bool  # whether the weights of the chosen experts, before the scale, have the sum 1
+    is_renormalized: bool  # whether the softmax runs over the chosen experts only; otherwise over all
     shared_gate_up: tuple[LinearBlueprint, ...] = ()  # first products of the expert that every row uses; empty for none
     shared_down: LinearBlueprint | None = None  # its last product
     # product whose logistic function is the weight of that expert; None for weight 1
     shared_gate: LinearBlueprint | None = None
-    scores: int = SOFTMAX  # function from logits to weights: SOFTMAX over all experts, or SIGMOID of each one
-    choice_bias: str | None = None  # name of what is added to scores where experts are chosen; None for none
-    scale: float = 1.0  # factor of the weights
 
     @property
     def linears(self) -> tuple[LinearBlueprint, ...]:
@@ -147,8 +142,73 @@ class ShortConvolution:
         return (self.convolution,) if self.bias is None else (self.convolution, self.bias)
 
 
-Recurrence = ShortConvolution
+@dataclass(frozen=True, slots=True)
+class LinearRecurrence:
+    """Gated delta net or Mamba2: a state per head that decays, and to which each token adds key times value.
+
+    Inputs are queries, keys, values, factors, time steps and gates of a gated delta net, and values, keys, queries,
+    time steps and gates of Mamba2. Queries, keys and values are convolved. Source: arXiv 2412.06464, 2405.21060.
+    """
+
+    kind: int  # one of `RECURRENCES`
+    convolution: str  # name of its weight, shape (channels, 1, taps)
+    bias: str | None  # name of its bias; None for none
+    taps: int
+    heads: int  # of values
+    groups: int  # heads of queries and of keys
+    key_dim: int
+    value_dim: int
+    decay: str  # name of the logarithms of the rates of decay
+    step_bias: str  # name of what is added to time steps
+    norm: str | None  # name of the norm of the results; None for none
+    norm_groups: int  # equal parts of the results that are normed apart
+    norm_epsilon: float
+    is_norm_first: bool  # whether results are normed before they are multiplied by their gates
+    skip: str | None = None  # name of the factors of values in results; None for none
+    step_limits: tuple[float, float] = (0.0, math.inf)
+    factor_scale: float = 1.0  # largest factor of a value, of a gated delta net
+
+    @property
+    def channels(self) -> int:
+        return 2 * self.groups * self.key_dim + self.heads * self.value_dim
+
+    @property
+    def width(self) -> int:
+        """Numbers of a token that its state follows from."""
+        numbers_of_head = 1 if self.kind == RECURRENCES["MAMBA2"] else 2
+        return self.channels + numbers_of_head * filled_up(self.heads)
+
+    @property
+    def state_size(self) -> int:
+        """Numbers of a state besides the last inputs of the convolution, in blocks of columns."""
+        return self.heads * filled_up(self.value_dim, STATE_COLUMNS) * self.key_dim
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        names = (self.convolution, self.bias, self.decay, self.step_bias, self.norm, self.skip)
+        return tuple(name for name in names if name is not None)
+
+
+Recurrence = ShortConvolution | LinearRecurrence
 """Kinds of mixers with a state."""
+
+
+@dataclass(frozen=True, slots=True)
+class MixerBlueprint:
+    """A mixer with a state: the products of its inputs, what it computes from them, and the product of its results."""
+
+    inputs: tuple[LinearBlueprint, ...]
+    recurrence: Recurrence | None  # None for a copy of the products alone
+    output: LinearBlueprint
+
+
+STATE_COLUMNS = 32  # columns of a state that the C library keeps together
+
+
+def filled_up(count: int, block: int = 16) -> int:
+    """Return a number filled up to a multiple of the numbers that the C library handles at once."""
+    return -(-count // block) * block
+
 
 NEAR, FAR, MOST = 64, 97, 4096
 """Number of first positions that are all compared with the model; smallest step between later ones; their number."""
@@ -218,7 +278,7 @@ ACTIVATIONS = {
 SILU, GELU_TANH, GELU, RELU, QUICK_GELU, CLAMPED_SILU, RELU_SQUARED = ACTIVATIONS.values()
 MAX_EXPERTS = 1024
 MAX_TAPS = 16
-RECURRENCES = {"SHORT_CONVOLUTION": 0}
+RECURRENCES = {"SHORT_CONVOLUTION": 0, "GATED_DELTA": 1, "MAMBA2": 2}
 NORM_KINDS = {"RMS_NORM": 0, "LAYER_NORM": 1}
 RMS_NORM, LAYER_NORM = NORM_KINDS.values()
 
@@ -256,6 +316,8 @@ class LayerBlueprint:
     # the perceptron has experts, and `gate_up` and `down` are those of expert 0
     experts: ExpertsBlueprint | None = None
     recurrence: Recurrence | None = None  # in place of attention
+    # recurrence that reads the same input as attention, and whose results are added to those of attention
+    beside: MixerBlueprint | None = None
     # outputs of the gate of attention, whose logistic function is a factor of its results: 1 for each head, or as many
     # as a head has; 0 for no gate
     gate_size: int = 0
@@ -266,6 +328,27 @@ class LayerBlueprint:
             return replace(self, attention_norm=before, mlp_norm=self.attention_norm)
         source = replace(self.source, norm=self.attention_norm)
         return replace(self, attention_norm=before, source=source, mlp_norm=self.source.norm)
+
+    @property
+    def inputs(self) -> tuple[LinearBlueprint, ...]:
+        """The products before the mixer, in the order of the C library."""
+        return self.qkv if self.beside is None else (*self.qkv, *self.beside.inputs)
+
+    @property
+    def outputs(self) -> tuple[LinearBlueprint, ...]:
+        """The products of the results of the mixer, which are added."""
+        outputs = (self.output, None if self.beside is None else self.beside.output)
+        return tuple(output for output in outputs if output is not None)
+
+    def without_state(self) -> LayerBlueprint:
+        """Return the layer with its products alone."""
+        beside = None if self.beside is None else replace(self.beside, recurrence=None)
+        return replace(self, recurrence=None, beside=beside)
+
+    @property
+    def state(self) -> Recurrence | None:
+        """The recurrence, in place of attention or beside it; None for none."""
+        return self.recurrence if self.beside is None else self.beside.recurrence
 
     @property
     def linears(self) -> tuple[LinearBlueprint, ...]:
@@ -280,7 +363,7 @@ class LayerBlueprint:
     @property
     def _mixer(self) -> tuple[LinearBlueprint, ...]:
         source = () if self.source is None else (self.source.query, self.source.output)
-        return (*self.qkv, *(() if self.output is None else (self.output,)), *source)
+        return (*self.inputs, *self.outputs, *source)
 
     @property
     def _perceptron(self) -> tuple[LinearBlueprint, ...]:
@@ -360,16 +443,22 @@ class Blueprint:
                 place = f"[{part.groups}, {part.first}:{part.end}]"
                 bias = None if linear.bias is None else f"{linear.bias}{place}"
                 linear = replace(linear, weight=f"{linear.weight}{place}", bias=bias, part=None)
-            return replace(linear, is_transposed=False, is_interleaved=False, groups=0, pairs=0)
+            return replace(linear, is_transposed=False, is_interleaved=False, groups=0, pairs=0, factor=1.0)
 
         def plain_or_none(linear: LinearBlueprint | None) -> LinearBlueprint | None:
             return None if linear is None else plain(linear)
+
+        def plain_mixer(mixer: MixerBlueprint | None) -> MixerBlueprint | None:
+            if mixer is None:
+                return None
+            return replace(mixer, inputs=tuple(map(plain, mixer.inputs)), output=plain(mixer.output))
 
         layers = tuple(
             replace(
                 layer,
                 qkv=tuple(map(plain, layer.qkv)),
                 output=plain_or_none(layer.output),
+                beside=plain_mixer(layer.beside),
                 gate_up=tuple(map(plain, layer.gate_up)),
                 down=plain_or_none(layer.down),
             )
@@ -384,7 +473,7 @@ class Blueprint:
     @property
     def is_recurrent(self) -> bool:
         """Whether layers have a state besides keys and values."""
-        return any(layer.recurrence is not None for layer in self.layers)
+        return any(layer.state is not None for layer in self.layers)
 
     @property
     def has_parts(self) -> bool:
@@ -412,7 +501,5 @@ class Blueprint:
         for layer in self.layers:
             names |= {name for linear in layer.linears for name in linear.names}
             names |= set() if layer.sinks is None else {layer.sinks}
-            names |= set() if layer.recurrence is None else set(layer.recurrence.names)
-            if layer.experts is not None and layer.experts.choice_bias is not None:
-                names.add(layer.experts.choice_bias)
+            names |= set() if layer.state is None else set(layer.state.names)
         return frozenset(names)

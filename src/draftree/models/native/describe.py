@@ -28,6 +28,7 @@ from draftree.models.native.blueprint import (
     Blueprint,
     LayerBlueprint,
     LinearBlueprint,
+    MixerBlueprint,
     OutputPart,
     Rope,
     read_ropes,
@@ -50,6 +51,7 @@ from draftree.models.native.modules import (
     reads_before,
     require_like_norms,
     runs_before,
+    scaled,
 )
 from draftree.models.torch.attention import LayerCall, ProbePass, announced, use_in_decoder
 from draftree.models.torch.hf import HFModel
@@ -158,7 +160,7 @@ def _before_and_after(
     probe = _Queries(last=last)
     with ExitStack() as stack:
         for index, layer in enumerate(layers):
-            attention = first_part(layer, *ATTENTION)
+            attention = attention_of(layer)
             for module in (first_part(attention, *QUERIES), first_part(attention, *QUERY_NORM)):
                 if module is not None:  # of product and norm, which runs later, the last one is kept
                     hook = module.register_forward_hook(
@@ -205,7 +207,7 @@ def rotations(
     """
     alike = [(kind, None if kind is None else model.calls[index].window) for index, kind in enumerate(kinds)]
     firsts = {key: alike.index(key) for key in alike if key[0] is not None}
-    if not any(first_part(first_part(layer, *ATTENTION), *QUERIES) for layer in layers):
+    if not any(first_part(attention_of(layer), *QUERIES) for layer in layers):
         return [Rotation.NONE if kind is None else Rotation.HALVES for kind in kinds]
     if not firsts:
         return [Rotation.NONE] * len(layers)
@@ -234,18 +236,33 @@ def _rotation(before: Tensor, after: Tensor, rope: Rope) -> Rotation:
 
 
 BEFORE_ATTENTION = ("input_layernorm", "ln_attn", "ln_1", "self_attn_layer_norm", "operator_norm")
-BEFORE_MLP = ("ln_mlp", "post_attention_layernorm", "ln_2", "final_layer_norm", "ffn_norm")
+BEFORE_MLP = ("ln_mlp", "post_attention_layernorm", "ln_2", "final_layer_norm", "ffn_norm", "pre_ff_layernorm")
+SUBLAYER, BEFORE_SUBLAYER = "mixer", "norm"
+"""Names in layers that have one sublayer."""
 OUTPUT = ("o_proj", "out_proj", "c_proj", "dense")
 AFTER_ATTENTION = "post_attention_layernorm"
 """Name of a norm before the perceptron, or after attention if there are other names for that or none before it."""
 UP = ("fc1", "c_fc", "dense_h_to_4h")
 GATE_UP = (("gate_proj", "up_proj"), ("w1", "w3"))
-DOWN = ("down_proj", "fc2", "c_proj", "dense_4h_to_h", "w2")
+DOWN = ("down_proj", "fc2", "c_proj", "dense_4h_to_h", "w2", "output_linear")
+FUSED_GATE_UP = ("gate_up_proj", "input_linear")
+SHARED_EXPERT = "shared_mlp"
+"""Name of a perceptron beside experts, whose results are added to theirs, or of the only one."""
+
+
+def attention_of(layer: Any) -> Any:
+    """Return the module of a layer that attends; None for none."""
+    sublayer = first_part(layer, SUBLAYER)
+    return sublayer if first_part(sublayer, *QUERIES) is not None else first_part(layer, *ATTENTION)
 
 
 def mlp_of(layer: Any) -> Any:
-    """Return the module with the perceptron: the layer itself in some families."""
-    return layer if hasattr(layer, "fc1") else part(layer, "mlp", "feed_forward")
+    """Return the module with the perceptron: the layer itself in some families; None for none."""
+    if hasattr(layer, "fc1"):
+        return layer
+    if (sublayer := first_part(layer, SUBLAYER)) is not None:
+        return sublayer if first_part(sublayer, *DOWN) is not None else None
+    return part(layer, "mlp", "feed_forward", "block_sparse_moe", SHARED_EXPERT)
 
 
 def first_products(mlp: Any) -> tuple[str, ...]:
@@ -265,7 +282,7 @@ class LayerNorms:
 
     @property
     def any(self) -> Any:
-        return self.attention if self.attention is not None else self.attention_post
+        return next(norm for norm in (self.attention, self.attention_post, self.mlp) if norm is not None)
 
 
 def norms_of(layer: Any) -> LayerNorms:
@@ -273,6 +290,9 @@ def norms_of(layer: Any) -> LayerNorms:
     feedforward = first_part(layer, "post_feedforward_layernorm")
     if first is None and after is not None and feedforward is not None:
         return LayerNorms(None, after, None, feedforward)
+    if hasattr(layer, SUBLAYER):
+        norm = part(layer, BEFORE_SUBLAYER)
+        return LayerNorms(norm, None, None, None) if mlp_of(layer) is None else LayerNorms(None, None, norm, None)
     first = part(layer, *BEFORE_ATTENTION)
     if hasattr(layer, "pre_feedforward_layernorm"):
         return LayerNorms(first, after, layer.pre_feedforward_layernorm, feedforward)
@@ -288,10 +308,7 @@ def norms_of(layer: Any) -> LayerNorms:
 
 def describe_layer(layer: Any, *, names: Names) -> LayerBlueprint:
     """Return the blueprint of a layer without its mixer."""
-    mlp = mlp_of(layer)
     norms = norms_of(layer)
-    experts = experts_of(mlp, int(part(norms.any, "weight").numel()), names=names) if has_experts(mlp) else None
-    gate_up = linears_of(mlp, first_products(mlp), ("gate_up_proj",), names=names) if experts is None else ()
     return LayerBlueprint(
         attention_norm=_name_of(norms.attention, names),
         attention_post_norm=_name_of(norms.attention_post, names),
@@ -301,13 +318,27 @@ def describe_layer(layer: Any, *, names: Names) -> LayerBlueprint:
         key_norm=None,
         qkv=(),
         output=None,
-        gate_up=gate_up if experts is None else (experts.gate_up,),
-        down=linear_of(part(mlp, *DOWN), "'down_proj'", names=names) if experts is None else experts.down,
         window=None,
         scaling=1.0,
         rope=None,
-        experts=experts,
+        **_perceptron(layer, int(part(norms.any, "weight").numel()), names=names),
     )
+
+
+def _perceptron(layer: Any, hidden: int, *, names: Names) -> dict[str, Any]:
+    """Return the fields of a layer's blueprint that describe its perceptron."""
+    mlp = mlp_of(layer)
+    if mlp is None:
+        return {"gate_up": (), "down": None}
+    if has_experts(mlp):
+        experts = experts_of(mlp, hidden, names=names, shared=first_part(layer, SHARED_EXPERT))
+        return {"gate_up": (experts.gate_up,), "down": experts.down, "experts": experts}
+    first, *others = linears_of(mlp, first_products(mlp), FUSED_GATE_UP, names=names)
+    down = linear_of(part(mlp, *DOWN), "'down_proj'", names=names)
+    return {
+        "gate_up": (scaled(first, getattr(mlp, "gate_multiplier", 1.0)), *others),
+        "down": scaled(down, getattr(mlp, "down_multiplier", 1.0)),
+    }
 
 
 def _name_of(norm: Any, names: Names) -> str | None:
@@ -352,6 +383,19 @@ def with_attention(
     )
 
 
+def with_recurrence_beside(plan: LayerBlueprint, layer: Any, attention: Any, mixer: MixerBlueprint) -> LayerBlueprint:
+    """Return a layer with attention as one whose mixer with a state reads the same input."""
+    reads, writes, keys = (
+        getattr(owner, f"{name}_multiplier", 1.0)
+        for owner, name in ((layer, "attention_in"), (layer, "attn_out"), (attention, "key"))
+    )
+    if len(plan.qkv) != 3 or plan.output is None or plan.output.bias is not None or mixer.output.bias is not None:
+        raise NativeUnavailableError(f"{type(layer).__name__} adds the results of its mixers in an unknown way")
+    query, key, value = (scaled(linear, reads) for linear in plan.qkv)
+    beside = replace(mixer, output=scaled(mixer.output, getattr(layer, "ssm_out_multiplier", 1.0)))
+    return replace(plan, qkv=(query, scaled(key, keys), value), output=scaled(plan.output, writes), beside=beside)
+
+
 def _queries_keys_values(attention: Any, *, names: Names, pairs: int) -> tuple[LinearBlueprint, ...]:
     """Return the products before attention; heads of one product lie side by side, each with its key and value."""
     fused = first_part(attention, "query_key_value")
@@ -367,16 +411,19 @@ def _queries_keys_values(attention: Any, *, names: Names, pairs: int) -> tuple[L
     return (replace(whole, groups=0 if kv_heads == 1 else kv_heads),)
 
 
-def is_gated(layer: LayerBlueprint) -> bool:
-    assert layer.down is not None, "the layer has a perceptron"
-    return sum(linear.outputs for linear in layer.gate_up) == 2 * layer.down.inputs
+def has_gates(layers: Sequence[LayerBlueprint]) -> bool:
+    """Return whether perceptrons have gates, as that of the first layer with a perceptron."""
+    return any(
+        sum(linear.outputs for linear in layer.gate_up) == 2 * layer.down.inputs
+        for layer in layers
+        if layer.down is not None
+    )
 
 
 LAYERS = ("layers", "h")
-ROTARY = ("rotary_emb", "pos_emb")
-LAST_NORM = ("norm", "ln_f", "final_layer_norm", "final_layernorm", "embedding_norm")
+LAST_NORM = ("norm", "ln_f", "final_layer_norm", "final_layernorm", "embedding_norm", "norm_f")
 POSITIONS = ("wpe", "embed_positions")
-ACTIVATION = ("act_fn", "activation_fn", "act")
+ACTIVATION = ("act_fn", "activation_fn", "act", "activation")
 
 
 def read(model: ModelFacts) -> Blueprint:
@@ -390,13 +437,13 @@ def read(model: ModelFacts) -> Blueprint:
         raise NativeUnavailableError("its layers have sizes of their own")
     heads = int(config.num_attention_heads)
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
-    rotary = first_part(base, *ROTARY)
+    rotary = first_part(base, "rotary_emb")
     table = first_part(base, *POSITIONS)
     if table is not None and not isinstance(table, nn.Embedding):
         raise NativeUnavailableError(f"its positions are a {type(table).__name__}, not a table")
     if any("dynamic" in str(rope.get("rope_type")) for rope in rope_settings(config)):
         raise NativeUnavailableError("its rotary positions change with the length of the text")
-    if rotary is None and table is None:
+    if rotary is None and table is None and not any(map(recurrent_mixer, modules)):
         raise NativeUnavailableError(f"{type(base).__name__} has no 'rotary_emb', and no table of positions")
     first_norm = norms_of(modules[0]).any
     # norms follow their sublayers if the modules run in this order
@@ -411,9 +458,8 @@ def read(model: ModelFacts) -> Blueprint:
     if is_post_norm:
         layers, final = norms_after(layers, final)
     embedding = inner.get_input_embeddings()
-    mlps = [mlp_of(module) for module in modules]
+    mlps = [mlp for module in modules if (mlp := mlp_of(module)) is not None]
     activation, limit, slope = _activation(mlps)
-    factor = getattr(config, "logit_scale", None)  # of the logits; some families give it as a divisor
     head_norms = [name for layer in layers for name in (layer.query_norm, layer.key_norm) if name is not None]
     offset = 0 if table is None else int(getattr(table, "offset", 0))
     rows = model.max_length if table is None else int(table.weight.shape[0]) - offset
@@ -433,7 +479,7 @@ def read(model: ModelFacts) -> Blueprint:
         norm_offset=facts.offset,
         embedding_scale=scale_of_embedding(embedding, config),
         residual_scale=float(getattr(config, "residual_multiplier", 1.0)),
-        logit_scale=1.0 / float(getattr(config, "logits_scaling", 1.0)) if factor is None else float(factor),
+        logit_scale=_logit_scale(config),
         embedding=names.of(embedding),
         final_norm=final,
         head=linear_of(inner.get_output_embeddings(), "the head", names=names),
@@ -442,7 +488,7 @@ def read(model: ModelFacts) -> Blueprint:
         norm=facts.kind,
         has_norm_bias=facts.has_bias,
         is_post_norm=is_post_norm,
-        is_gated=is_gated(layers[0]),
+        is_gated=has_gates(layers),
         is_parallel=_is_parallel(model, modules[0]),
         has_joint_norms=any(names.parameters[name].numel() != head_dim for name in head_norms),
         logit_cap=getattr(config, "final_logit_softcapping", None),
@@ -454,6 +500,12 @@ def read(model: ModelFacts) -> Blueprint:
     require_sizes(plan, names)
     require_nothing_else(names, plan)
     return plan
+
+
+def _logit_scale(config: Any) -> float:
+    """Return the factor of the logits, which some families give as a divisor."""
+    factor = first_part(config, "logit_scale", "lm_head_multiplier")
+    return 1.0 / float(getattr(config, "logits_scaling", 1.0)) if factor is None else float(factor)
 
 
 def _kv_heads(layers: Sequence[LayerBlueprint], *, heads: int, head_dim: int) -> int:
@@ -481,29 +533,30 @@ def _layers(
     numbers = [None if kind is None else kinds.index(kind) for kind in of_layers]
     turned = rotations(model, modules, ropes, numbers)
     numbers = [None if turn is Rotation.NONE else number for turn, number in zip(turned, numbers, strict=True)]
-    attends = [first_part(layer, *ATTENTION) is not None for layer in modules]
+    attends = [attention_of(layer) is not None for layer in modules]
     is_unplaced = any(number is None and attending for number, attending in zip(numbers, attends, strict=True))
     factors = query_factors(model, modules) if is_unplaced else {}
     layers = []
     for index, (layer, number) in enumerate(zip(modules, numbers, strict=True)):
-        plan, attention = describe_layer(layer, names=names), first_part(layer, *ATTENTION)
+        plan, attention = describe_layer(layer, names=names), attention_of(layer)
+        mixer = None if recurrent_mixer(layer) is None else describe_mixer(layer, names=names)
         if attention is None:
-            mixer = describe_mixer(layer, names=names)
-            layers.append(replace(plan, qkv=mixer.inputs, output=mixer.output, recurrence=mixer.recurrence))
+            if mixer is not None:
+                plan = replace(plan, qkv=mixer.inputs, output=mixer.output, recurrence=mixer.recurrence)
+            layers.append(plan)
             continue
         is_paired = number is not None and turned[index] is Rotation.PAIRS
-        layers.append(
-            with_attention(
-                plan,
-                attention,
-                model.calls[index],
-                number,
-                names=names,
-                heads=int(model.config.num_attention_heads),
-                factor=factors.get(index, 1.0) if number is None else 1.0,
-                pairs=2 * len(ropes[number].frequencies) if number is not None and is_paired else 0,
-            )
+        plan = with_attention(
+            plan,
+            attention,
+            model.calls[index],
+            number,
+            names=names,
+            heads=int(model.config.num_attention_heads),
+            factor=factors.get(index, 1.0) if number is None else 1.0,
+            pairs=2 * len(ropes[number].frequencies) if number is not None and is_paired else 0,
         )
+        layers.append(plan if mixer is None else with_recurrence_beside(plan, layer, attention, mixer))
     return tuple(layers), ropes
 
 
@@ -514,7 +567,7 @@ def _kinds(rotary: Any, config: Any, layers: Sequence[Any]) -> Sequence[str | No
     known = [""] * len(layers)
     if "layer_type" in inspect.signature(rotary.forward).parameters:
         known = [str(kind) for kind in config.layer_types]
-    attentions = [first_part(layer, *ATTENTION) for layer in layers]
+    attentions = list(map(attention_of, layers))
     uses = [attention is not None and getattr(attention, "use_rope", True) for attention in attentions]
     return [kind if used else None for kind, used in zip(known, uses, strict=True)]
 
@@ -532,10 +585,12 @@ def _is_parallel(model: ModelFacts, layer: Any) -> bool:
 
     Only a layer without a second norm, or with norms of mean and variance, can be such a layer.
     """
+    if attention_of(layer) is None or hasattr(layer, SUBLAYER):
+        return False
     if first_part(layer, *BEFORE_MLP) is not None and norm_facts(norms_of(layer).any).kind != LAYER_NORM:
         return False
     reader = part(mlp_of(layer), *UP, "gate_up_proj", "up_proj")
-    return reads_before(partial(_probe, model), part(part(layer, *ATTENTION), *OUTPUT), reader)
+    return reads_before(partial(_probe, model), part(attention_of(layer), *OUTPUT), reader)
 
 
 def _probe(model: ModelFacts) -> None:
@@ -564,7 +619,7 @@ def _activation(mlps: Sequence[Any]) -> tuple[int, float, float]:
 def require_sizes(plan: Blueprint, names: Names) -> None:
     shared = [layer.experts.shared_down for layer in plan.layers if layer.experts is not None]
     inner = {down.inputs for down in (*(layer.down for layer in plan.layers), *shared) if down is not None}
-    channels = {layer.recurrence.channels for layer in plan.layers if layer.recurrence is not None}
+    channels = {layer.state.channels for layer in plan.layers if layer.state is not None}
     units = [("hidden size", plan.hidden, 16), ("size of a head", plan.head_dim, 16)]
     units += [("inner size", size, 32) for size in sorted(inner)]
     for name, size, unit in (*units, *(("number of channels", size, 16) for size in sorted(channels))):

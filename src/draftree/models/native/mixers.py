@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from draftree.models.native.blueprint import MAX_TAPS, LinearBlueprint, Recurrence, ShortConvolution
+from draftree.models.native.blueprint import MAX_TAPS, MixerBlueprint, ShortConvolution
 from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.modules import LINEAR_TOLERANCE, Names, linear_of, part
+from draftree.models.native.recurrences import has_decaying_state, linear_recurrence_of
 
 PROBE_TOKENS = 2 * MAX_TAPS  # number of random inputs with which a mixer is compared
-
-
-@dataclass(frozen=True, slots=True)
-class MixerBlueprint:
-    """A mixer with a state: the products of its inputs, what it computes from them, and the product of its results."""
-
-    inputs: tuple[LinearBlueprint, ...]
-    recurrence: Recurrence
-    output: LinearBlueprint
 
 
 def convolution_of(module: nn.Module) -> nn.Conv1d | None:
@@ -49,6 +40,8 @@ def describe_mixer(layer: nn.Module, *, names: Names) -> MixerBlueprint:
         raise NativeUnavailableError(f"its convolutions are over {taps} tokens, of {MAX_TAPS} at most")
     if convolution.dilation != (1,) or convolution.stride != (1,) or convolution.padding != (taps - 1,):
         raise NativeUnavailableError("its convolutions leave out tokens")
+    if has_decaying_state(mixer):
+        return linear_recurrence_of(mixer, convolution, names=names)
     own = {name for name, _ in mixer.named_parameters(recurse=False)}
     if own:
         raise NativeUnavailableError(f"{type(mixer).__name__} has parameters of unknown use ({min(own)}, …)")

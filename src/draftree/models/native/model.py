@@ -56,7 +56,7 @@ class NativeModel(SlottedModel):
         """Return slots with `row` numbers for the key of a token and a head, and as many for its value."""
         layers = self.blueprint.layers
         attentions = [index for index, layer in enumerate(layers) if layer.qkv and layer.recurrence is None]
-        recurrences = {index: layer.recurrence for index, layer in enumerate(layers) if layer.recurrence is not None}
+        recurrences = {index: layer.state for index, layer in enumerate(layers) if layer.state is not None}
         self._states = NativeStates(recurrences) if recurrences else None
         return SlotPool(
             dict.fromkeys(attentions, LayerShape(self._kv_heads, row, row)),
@@ -251,6 +251,10 @@ class UnpackedWeights(Weights):
             weight = weight.view(-1, 2, LANES, weight.shape[1]).transpose(0, 1).reshape(-1, weight.shape[1])
             bias = None if bias is None else bias.view(-1, 2, LANES).transpose(0, 1).flatten()
         first = 0
+        if product == "output" and len(linears) > 1:  # their inputs lie side by side
+            for linear, part in zip(linears, weight.split([linear.inputs for linear in linears], dim=1), strict=True):
+                self._parts[linear.weight] = part.contiguous()
+            return
         for linear in linears:
             end = first + linear.outputs
             self._parts[linear.weight] = weight[first:end].contiguous()
@@ -265,8 +269,8 @@ def products_of_rows(
 ) -> Iterator[tuple[str, Sequence[LinearBlueprint], bool]]:
     """Yield name, linear layers and order of the products of a layer that every row uses, without routers."""
     if layer.output is not None:
-        yield "qkv", layer.qkv, False
-        yield "output", (layer.output,), False
+        yield "qkv", layer.inputs, False
+        yield "output", layer.outputs, False
     if layer.source is not None:
         yield "source_query", (layer.source.query,), False
         yield "source_output", (layer.source.output,), False
@@ -301,7 +305,7 @@ class QuantizedCopy(LanguageModel):
         self._target = target
         blueprint = target.blueprint.as_unpacked()
         weights = UnpackedWeights(blueprint, target.decoder)
-        products = replace(blueprint, layers=tuple(replace(layer, recurrence=None) for layer in blueprint.layers))
+        products = replace(blueprint, layers=tuple(layer.without_state() for layer in blueprint.layers))
         with torch.inference_mode():
             self._decoder = NativeDecoder(products, weights, quantization=quantization)
         # recurrences have no products: they and their states are the target's

@@ -20,7 +20,9 @@ from draftree.models.native.blueprint import (
     ExpertsBlueprint,
     LayerBlueprint,
     LinearBlueprint,
+    LinearRecurrence,
     Recurrence,
+    filled_up,
 )
 from draftree.models.native.library import FORMATS, KIND_BITS, LANES, Library, address, lookup_of
 from draftree.models.native.packing import Packer, bytes_needed
@@ -31,16 +33,16 @@ from draftree.weights.gguf_file import KINDS
 
 
 def packed_experts(
-    plan: ExpertsBlueprint, pack: Callable[..., CLinear], router_format: int, *, is_gated: bool
+    plan: ExpertsBlueprint, pack: Callable[..., CLinear], router_format: int
 ) -> tuple[CExperts, tuple[Any, Any]]:
     """Return the structure of a layer's experts, whose router is never quantized, and the arrays it points to."""
     router = pack(plan.unquantized, kind=router_format, is_one=True, release=False)
     first, last = [], []
     for expert in range(plan.count):
-        first.append(pack([replace(plan.gate_up, expert=expert)], in_turns=is_gated, release=False))
+        first.append(pack([replace(plan.gate_up, expert=expert)], in_turns=True, release=False))
         last.append(pack([replace(plan.down, expert=expert)], release=False))
     if plan.shared_down is not None:
-        first.append(pack(plan.shared_gate_up, in_turns=is_gated, release=False))
+        first.append(pack(plan.shared_gate_up, in_turns=True, release=False))
         last.append(pack([plan.shared_down], release=False))
     gate_up, down = (CLinear * len(first))(*first), (CLinear * len(last))(*last)
     experts = CExperts(
@@ -52,8 +54,6 @@ def packed_experts(
         is_renormalized=plan.is_renormalized,
         shared=plan.shared_down is not None,
         has_shared_gate=plan.shared_gate is not None,
-        scores=plan.scores,
-        scale=plan.scale,
     )
     return experts, (gate_up, down)
 
@@ -230,10 +230,12 @@ class PackedWeights:
             sinks=None if layer.sinks is None else self._keep(self._small(layer.sinks)).data_ptr(),
         )
         if layer.output is not None:
-            packed.qkv = self._linear(layer.qkv)
-            packed.output = self._linear([layer.output], first_output=hidden)
-        if layer.recurrence is not None:
-            recurrence = self._recurrence(layer.recurrence)
+            packed.qkv = self._linear(layer.inputs)
+            packed.output = self._linear(layer.outputs, is_joint=True, first_output=hidden)
+        if layer.state is not None:
+            recurrence = self._recurrence(layer.state)
+            if layer.beside is not None:
+                recurrence.first_input = sum(filled_up(linear.outputs) for linear in layer.qkv)
             self._structures.append(recurrence)
             packed.recurrence = ctypes.addressof(recurrence)
         if layer.source is not None:
@@ -242,12 +244,7 @@ class PackedWeights:
             packed.source_output = self._linear([layer.source.output])
             packed.source_scaling = layer.source.scaling
         if layer.experts is not None:
-            experts, arrays = packed_experts(
-                layer.experts, self._linear, FORMATS[self._blueprint.dtype], is_gated=self._blueprint.is_gated
-            )
-            if layer.experts.choice_bias is not None:
-                bias = self._weights.get(layer.experts.choice_bias).to(torch.float32, copy=True).contiguous()
-                experts.choice_bias = self._keep(bias).data_ptr()
+            experts, arrays = packed_experts(layer.experts, self._linear, FORMATS[self._blueprint.dtype])
             self._structures += [experts, *arrays]
             packed.experts = ctypes.addressof(experts)
             kept = {name for linear in layer.experts.unquantized for name in linear.names}  # small, needed by checks
@@ -268,6 +265,7 @@ class PackedWeights:
         taps = self._keep(self._rounded(plan.convolution).squeeze(1).t().contiguous())
         bias = None if plan.bias is None else self._keep(self._rounded(plan.bias))
         return CRecurrence(
+            **(self._linear_recurrence(plan) if isinstance(plan, LinearRecurrence) else {}),
             kind=plan.kind,
             taps=plan.taps,
             channels=plan.channels,
@@ -276,6 +274,31 @@ class PackedWeights:
             convolution=taps.data_ptr(),
             convolution_bias=address(bias),
         )
+
+    def _linear_recurrence(self, plan: LinearRecurrence) -> dict[str, Any]:
+        def of_heads(weight: Tensor) -> int:
+            return self._keep(torch.nn.functional.pad(weight, (0, -len(weight) % LANES))).data_ptr()
+
+        norm = None
+        if plan.norm is not None:
+            weight = self._rounded(plan.norm)
+            norm = self._keep(weight.repeat(plan.heads * plan.value_dim // len(weight))).data_ptr()
+        return {
+            **{name: getattr(plan, name) for name in ("heads", "groups", "key_dim", "value_dim")},
+            **{name: getattr(plan, name) for name in ("norm_groups", "is_norm_first", "norm_epsilon")},
+            "decays": 1,
+            "decay_rate": of_heads(-self._exact(plan.decay).exp()),
+            "step_bias": of_heads(self._exact(plan.step_bias)),
+            "skip": None if plan.skip is None else of_heads(self._exact(plan.skip)),
+            "norm": norm,
+            "least_step": plan.step_limits[0],
+            "most_step": plan.step_limits[1],
+            "factor_scale": plan.factor_scale,
+        }
+
+    def _exact(self, name: str) -> Tensor:
+        """Return a small weight in float32 that is not rounded to the model's dtype."""
+        return self._weights.get(name).to(torch.float32, copy=True)
 
     def _embedding(self, plan: Blueprint) -> Tensor:
         weight, is_lent = self._weights.get(plan.embedding), self._weights.lends(plan.embedding)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import final
 
 import torch
 from torch import Tensor
@@ -96,12 +97,16 @@ class Packer:
         in_turns: bool = False,
         is_head: bool = False,
         is_one: bool = False,
+        is_joint: bool = False,
         first_output: int = 0,
     ) -> CLinear:
         """Pack layers one after the other or, if `in_turns`, in alternating blocks; a grouped head has more bits.
 
-        Each of several layers starts in a block of its own, unless `is_one`.
+        Each of several layers starts in a block of its own, unless `is_one`. If `is_joint`, their results are added:
+        their inputs lie side by side.
         """
+        if is_joint and len(linears) > 1:
+            return self._joint(linears, kind, first_output=first_output)
         if kind == FORMATS["grouped"]:
             return self._grouped(linears, in_turns=in_turns, is_head=is_head, first_output=first_output)
         inputs, outputs = linears[0].inputs, sum(linear.outputs for linear in linears)
@@ -131,8 +136,21 @@ class Packer:
         beside = (address(scales), address(sums), address(bias), None)
         return CLinear(packed.data_ptr(), *beside, inputs, outputs, kind, first_output)
 
+    def _joint(self, linears: Sequence[LinearBlueprint], kind: int, *, first_output: int) -> CLinear:
+        whole = LinearBlueprint(linears[0].weight, None, sum(part.inputs for part in linears), linears[0].outputs)
+        blocks = [self.weights.blocks(linear.weight) for linear in linears if linear.factor == 1.0]
+        alike = [part for part in blocks if part is not None and part.kind == getattr(blocks[0], "kind", None)]
+        weight: Tensor | RowBlocks
+        if kind == FORMATS["grouped"] and len(alike) == len(linears):
+            rows = torch.cat([part.rows[part.order] for part in alike], dim=1)
+            weight = RowBlocks(alike[0].kind, rows, torch.arange(len(rows)))
+        else:
+            weight = torch.cat([self._arranged(linear.weight, linear) for linear in linears], dim=1)
+        return replace(self, weights=_OneWeight(weight)).pack([whole], kind, first_output=first_output)
+
     def _arranged(self, name: str, linear: LinearBlueprint) -> Tensor:
-        return arranged(self.weights.get(name), linear, head_dim=self.head_dim)
+        rows = arranged(self.weights.get(name), linear, head_dim=self.head_dim)
+        return rows if linear.factor == 1.0 else (rows.float() * linear.factor).to(self.dtype)
 
     def _bias(self, linears: Sequence[LinearBlueprint], outputs: Sequence[int], *, in_turns: bool) -> Tensor | None:
         """Return the biases of layers that are packed together, float32; None if there are none."""
@@ -195,13 +213,31 @@ class Packer:
             blocks: Sequence[RowBlocks] | None = None if whole is None else [whole]
         else:
             blocks = self.weights.expert_blocks(linear.weight, linear.expert)
-        if blocks is None:
+        if blocks is None or linear.factor != 1.0:
             return [self._arranged(linear.weight, linear)]
         if linear.part is not None:
             return [replace(each, order=arranged(each.order, linear, head_dim=self.head_dim)) for each in blocks]
         if linear.is_transposed or linear.is_reordered:
             raise NativeUnavailableError(f"the rows of '{linear.weight}' have another order than passes need")
         return blocks
+
+
+@final
+class _OneWeight(Weights):
+    """A weight that has no name."""
+
+    def __init__(self, weight: Tensor | RowBlocks) -> None:
+        self._weight = weight
+
+    def get(self, name: str) -> Tensor:
+        assert isinstance(self._weight, Tensor), "blocks are packed as they are"
+        return self._weight
+
+    def release(self, name: str) -> None:
+        return
+
+    def blocks(self, name: str) -> RowBlocks | None:
+        return self._weight if isinstance(self._weight, RowBlocks) else None
 
 
 def _filled_up(weight: Tensor) -> Tensor:

@@ -34,9 +34,7 @@ class CExperts(ctypes.Structure):
     _fields_ = (
         ("router", CLinear),
         *fields(_pointer, "gate_up", "down"),
-        *fields(_size, "count", "chosen", "is_renormalized", "shared", "has_shared_gate", "scores"),
-        ("choice_bias", _pointer),
-        ("scale", _float),
+        *fields(_size, "count", "chosen", "is_renormalized", "shared", "has_shared_gate"),
     )
 
 
@@ -48,8 +46,11 @@ def expert_products(experts: CExperts, name: str) -> ctypes.Array[CLinear]:
 
 class CRecurrence(ctypes.Structure):
     _fields_ = (
-        *fields(_size, "kind", "taps", "channels", "width", "state_size"),
+        *fields(_size, "kind", "first_input", "taps", "channels", "width", "state_size"),
         *fields(_pointer, "convolution", "convolution_bias", "states", "stored"),
+        *fields(_size, "heads", "groups", "key_dim", "value_dim", "decays", "norm_groups", "is_norm_first"),
+        *fields(_pointer, "decay_rate", "step_bias", "skip", "norm"),
+        *fields(_float, "least_step", "most_step", "factor_scale", "norm_epsilon"),
     )
 
 

@@ -100,11 +100,15 @@ static void mixer_part(Work *work, int64_t index, int64_t from, float *scratch, 
     norm_and_capture(work, work->x, layer->attention_norm, joined, from, index, decoder->format,
                      phase + ATTENTION_NORM);
     product(work, &layer->qkv, work->rows, phase + QKV, TO_WIDE);
-    if (layer->recurrence != NULL) run_recurrence(work, layer, phase);
-    else run_attention(work, layer, scratch, phase);
+    const Recurrence *recurrence = layer->recurrence;
+    const int has_both = recurrence != NULL && recurrence->first_input > 0;
+    if (recurrence == NULL || has_both) run_attention(work, layer, scratch, phase);
+    if (recurrence != NULL) run_recurrence(work, layer, scratch, phase);
     const int64_t width = layer->output.inputs;
     EACH(row, work->rows, phase + OUTPUT_INPUT)
-        write_input(work, row, work->mixed + row * width, width, NULL);
+        write_input(work, row,
+                    has_both ? joined_results(work, layer, row) : work->mixed + row * width, width,
+                    NULL);
     product(work, &layer->output, work->rows, phase + OUTPUT,
             layer->attention_post_norm == NULL ? TO_STREAM : TO_JOINT);
     meet(work, phase + OUTPUT);

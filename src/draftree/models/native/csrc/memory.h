@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "attention.h"
+#include "states.h"
 #include "structures.h"
 
 static struct {
@@ -35,7 +36,19 @@ static int64_t scratch_size(const Decoder *decoder, const Pass *pass) { /* of a 
     int64_t queries = 0;
     for (int64_t i = 0; i < pass->num_chunks; i++)
         queries = max_int(queries, (pass->chunks[i + 1] - pass->chunks[i]) * group);
-    return attention_floats(dim, queries);
+    int64_t numbers = attention_floats(dim, queries);
+    for (int64_t i = 0; i < decoder->num_layers; i++)
+        if (has_states(decoder->layers + i))
+            numbers = max_int(numbers, walk_size(decoder->layers[i].recurrence, pass->num_levels));
+    return numbers;
+}
+
+static int64_t prepared_numbers(const Decoder *decoder, const Pass *pass) {
+    int64_t widest = 0;
+    for (int64_t i = 0; i < decoder->num_layers; i++)
+        if (has_states(decoder->layers + i))
+            widest = max_int(widest, prepared_size(decoder->layers[i].recurrence));
+    return pass->num_runs ? pass->run_step[pass->num_runs] * widest : 0;
 }
 
 INLINE int64_t mixed_width(const Decoder *decoder) { /* of a row, in numbers */
@@ -119,6 +132,7 @@ static int place_work(Work *work, int64_t phases_of_pass) {
     const size_t before = put(&used, decoder->is_parallel * rows * decoder->hidden * 4);
     const size_t routing = put(&used, (int64_t)place_routing(work->routing, decoder, pass->rows, NULL));
     const size_t scales = put(&used, all * 4), phases = put(&used, phase_bytes);
+    const size_t prepared = put(&used, prepared_numbers(decoder, pass) * 4);
     const size_t scratch = put(&used, work->scratch_size * pass->num_threads * 4);
     if (!has_memory(used)) return 0;
     char *base = arena.memory;
@@ -137,6 +151,7 @@ static int place_work(Work *work, int64_t phases_of_pass) {
     work->before = (float *)(base + before);
     place_routing(work->routing, decoder, pass->rows, base + routing);
     work->input_scales = (float *)(base + scales);
+    work->prepared = (float *)(base + prepared);
     work->scratch = (float *)(base + scratch);
     work->phases = (Phase *)(base + phases);
     memset(work->phases, 0, (size_t)phase_bytes);

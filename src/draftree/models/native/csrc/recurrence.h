@@ -8,21 +8,9 @@
 #pragma once
 #include <string.h>
 #include "finishing.h"
+#include "states.h"
 #include "steps.h"
 #include "threads.h"
-
-/* The steps of one slot. Its first `settled` ones are a chain.
- *   row      of the pass that wants the result; negative: none, its inputs are stored
- *   entry    of the stored inputs: to read without a row, and otherwise to write; negative: not
- *            stored
- *   parent   an earlier step; -1: the last token of the base state, -2 the one before it, ...
- *   from, to   levels of a stack of states: the parent's, and its own, which are the same for the
- *            last child of a parent. Level 0 starts with the base state, which is stored after the
- *            settled steps */
-typedef struct {
-    int64_t slot, count, settled;
-    const int64_t *row, *entry, *parent, *from, *to;
-} Steps;
 
 INLINE Steps steps_of(const Pass *pass, int64_t run) {
     const int64_t first = pass->run_step[run];
@@ -48,7 +36,7 @@ typedef struct {
 INLINE Inputs inputs_of(const Work *work, const Layer *layer, int64_t slot) {
     const Recurrence *own = layer->recurrence;
     const Pass *pass = work->pass;
-    return (Inputs){.rows = work->wide, .row_step = layer->qkv.outputs,
+    return (Inputs){.rows = work->wide + own->first_input, .row_step = layer->qkv.outputs,
                     .window = own->states + slot * pass->state_step + own->state_size,
                     .stored = own->stored + slot * pass->stored_step,
                     .entry_step = pass->entry_step, .channels = own->channels, .taps = own->taps};
@@ -122,8 +110,74 @@ static void convolve_gated(const Work *work, const Layer *layer, int64_t piece) 
     keep_inputs(work->pass, &inputs, &steps, first, end);
 }
 
+INLINE float *prepared_of(const Work *work, const Recurrence *own, int64_t run) {
+    return work->prepared + work->pass->run_step[run] * prepared_size(own);
+}
+
+/* convolves channels of a slot that its states follow from, and copies their other inputs */
+static void convolve_inputs(const Work *work, const Layer *layer, int64_t piece) {
+    const Recurrence *own = layer->recurrence;
+    const int64_t blocks = blocks_of(own->width, CHANNELS_AT_ONCE), run = piece / blocks;
+    const Steps steps = steps_of(work->pass, run);
+    const Inputs inputs = inputs_of(work, layer, steps.slot);
+    const int64_t first = piece % blocks * CHANNELS_AT_ONCE,
+                  end = min_int(first + CHANNELS_AT_ONCE, own->width),
+                  convolved = max_int(first, min_int(end, own->channels));
+    for (int64_t step = 0; step < steps.count; step++) {
+        float *to = prepared_of(work, own, run) + step * prepared_size(own);
+        convolve_step(own, &inputs, &steps, step, first, convolved, to);
+        memcpy(to + convolved, input_of(&inputs, &steps, step) + convolved,
+               (size_t)(end - convolved) * sizeof(float));
+    }
+    keep_inputs(work->pass, &inputs, &steps, first, end);
+}
+
+/* results of recurrences come after those of attention, if the layer has both */
+INLINE float *results_of(const Work *work, const Layer *layer) {
+    const Decoder *decoder = work->decoder;
+    const int64_t attention = layer->recurrence->first_input ? decoder->heads * decoder->head_dim : 0;
+    return work->mixed + work->rows * attention;
+}
+
+static void run_states(const Work *work, const Layer *layer, float *scratch, int phase) {
+    const Recurrence *recurrence = layer->recurrence;
+    const Pass *pass = work->pass;
+    const int64_t blocks = state_blocks(recurrence), pieces = recurrence->heads * blocks,
+                  width = recurrence->heads * recurrence->value_dim;
+    float *results = results_of(work, layer);
+    EACH(piece, pieces_of_convolution(work, recurrence), phase + CONVOLVE)
+        convolve_inputs(work, layer, piece);
+    EACH(step, pass->run_step[pass->num_runs], phase + PREPARE)
+        prepare_step(recurrence, work->prepared + step * prepared_size(recurrence));
+    EACH(piece, pass->num_runs * pieces, phase + RECUR) {
+        const Steps steps = steps_of(pass, piece / pieces);
+        float *base = recurrence->states + steps.slot * pass->state_step;
+        walk_block(recurrence, &steps, (int)pass->keeps_states, base,
+                   prepared_of(work, recurrence, piece / pieces), results, piece % pieces / blocks,
+                   piece % blocks, scratch);
+    }
+    EACH(row, work->rows, phase + GATE_RESULTS)
+        gate_results(recurrence, results + row * width,
+                     work->wide + row * layer->qkv.outputs + recurrence->first_input + recurrence->width);
+}
+
 /* Computes the results of a layer's recurrence from the product before it. */
-static void run_recurrence(const Work *work, const Layer *layer, int phase) {
-    EACH(piece, pieces_of_convolution(work, layer->recurrence), phase + CONVOLVE)
+static void run_recurrence(const Work *work, const Layer *layer, float *scratch, int phase) {
+    const Recurrence *recurrence = layer->recurrence;
+    if (recurrence->kind != SHORT_CONVOLUTION) {
+        run_states(work, layer, scratch, phase);
+        return;
+    }
+    EACH(piece, pieces_of_convolution(work, recurrence), phase + CONVOLVE)
         convolve_gated(work, layer, piece);
+}
+
+/* puts the results of attention and of the recurrence side by side, in place of a row's inputs */
+static const float *joined_results(const Work *work, const Layer *layer, int64_t row) {
+    const int64_t width = layer->output.inputs, first = results_of(work, layer) - work->mixed;
+    const int64_t attention = first / work->rows, own = width - attention;
+    float *to = work->wide + row * layer->qkv.outputs;
+    memcpy(to, work->mixed + row * attention, (size_t)attention * sizeof(float));
+    memcpy(to + attention, work->mixed + first + row * own, (size_t)own * sizeof(float));
+    return to;
 }

@@ -14,29 +14,6 @@ enum { GROUP = 64 };
 
 void draftree_in_parallel(void (*task)(void *, int), void *argument, int threads);
 
-/* natural logarithm of positive normal numbers; relative error about 1e-7 */
-INLINE vf log16(vf x) {
-    vi bits = (vi)x;
-    vi power = (bits >> 23) - 127;
-    vf m = (vf)((bits & 0x7fffff) | 0x3f800000);
-    const vi high = above(m, splat(1.41421356f));
-    m = choose(high, m * 0.5f, m);
-    vf e = __builtin_convertvector(power - high, vf); /* a mask is -1 */
-    vf f = m - 1.0f, z = f * f;
-    vf p = splat(7.0376836292e-2f);
-    p = fma16(p, f, splat(-1.1514610310e-1f));
-    p = fma16(p, f, splat(1.1676998740e-1f));
-    p = fma16(p, f, splat(-1.2420140846e-1f));
-    p = fma16(p, f, splat(1.4249322787e-1f));
-    p = fma16(p, f, splat(-1.6668057665e-1f));
-    p = fma16(p, f, splat(2.0000714765e-1f));
-    p = fma16(p, f, splat(-2.4999993993e-1f));
-    p = fma16(p, f, splat(3.3333331174e-1f));
-    vf y = fma16(e, splat(-2.12194440e-4f), p * f * z);
-    y = fma16(z, splat(-0.5f), y);
-    return fma16(e, splat(0.693359375f), f + y);
-}
-
 /* 1 minus the uniform variable of a token's noise, as an integer: the smaller, the larger the
  * noise */
 INLINE vi hash16(vu token, uint32_t first, uint32_t odd) {

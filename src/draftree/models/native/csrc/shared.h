@@ -8,9 +8,8 @@
 enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, GROUPED = 3 };
 enum { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3, QUICK_GELU = 4, CLAMPED_SILU = 5, RELU_SQUARED = 6 };
 enum { MAX_EXPERTS = 1024 /* of a layer */ };
-enum { SOFTMAX = 0, SIGMOID = 1 }; /* from logits of experts to their weights */
 enum { RMS_NORM = 0, LAYER_NORM = 1 };
-enum { SHORT_CONVOLUTION = 0 }; /* kinds of recurrences */
+enum { SHORT_CONVOLUTION = 0, GATED_DELTA = 1, MAMBA2 = 2 }; /* kinds of recurrences */
 enum { MAX_TAPS = 16 /* of a convolution */ };
 
 typedef const float *TablePair[2];
@@ -48,10 +47,7 @@ typedef struct {
  *   chosen      experts of a row, besides the shared one
  *   is_renormalized   whether the weights of a row's experts, whose sum is at most 1, are scaled to 1
  *   shared      number of shared experts, which every row uses: 0 or 1
- *   has_shared_gate   whether a logistic gate is the weight of the shared expert; otherwise 1
- *   scores      SOFTMAX or SIGMOID
- *   choice_bias [count], added to the scores where experts are chosen; NULL: none
- *   scale       factor of the weights of the chosen experts */
+ *   has_shared_gate   whether a logistic gate is the weight of the shared expert; otherwise 1 */
 #define EXPERTS_FIELDS(FIELD) \
     FIELD(Linear, router) \
     FIELD(const Linear *, gate_up) \
@@ -60,10 +56,7 @@ typedef struct {
     FIELD(int64_t, chosen) \
     FIELD(int64_t, is_renormalized) \
     FIELD(int64_t, shared) \
-    FIELD(int64_t, has_shared_gate) \
-    FIELD(int64_t, scores) \
-    FIELD(const float *, choice_bias) \
-    FIELD(float, scale)
+    FIELD(int64_t, has_shared_gate)
 
 typedef struct {
     EXPERTS_FIELDS(DECLARE)
@@ -75,6 +68,8 @@ typedef struct {
  * The state of a slot after its first tokens is the base state, followed by the window: the last
  * taps - 1 inputs of the convolution, [taps - 1][channels], the oldest first. The inputs of later
  * tokens are stored: their channels, and then what else the recurrence needs of a token.
+ *   first_input      where its inputs are in those of the mixer: after those of attention, which the
+ *                    layer has as well, whose results come before its own; 0: no attention
  *   taps, channels   of the convolution
  *   width            stored numbers of a token
  *   state_size       numbers of the base state before the window
@@ -82,9 +77,25 @@ typedef struct {
  *   convolution_bias   [channels], or NULL
  *   states           [slot][state_size + (taps - 1) * channels]; slots lie the pass's state_step apart
  *   stored           [slot][entry][width]; slots and entries lie the pass's stored_step and entry_step
- *                    apart */
+ *                    apart
+ * Of GATED_DELTA and MAMBA2, whose channels are queries, keys and values, or values, keys and queries;
+ * numbers of heads are filled up to a multiple of 16:
+ *   heads            of values
+ *   groups           heads of queries and of keys
+ *   key_dim, value_dim   numbers of a key and of a value, multiples of 16
+ *   decays           decays of a head: 1, or one for each number of a key
+ *   decay_rate       [head][decays], factors of time steps in the logarithms of decays
+ *   step_bias        [head][decays], added to time steps before their softplus
+ *   least_step, most_step   limits of time steps
+ *   factor_scale     of GATED_DELTA: largest factor of a delta
+ *   skip             [head], factor of values in results; NULL: none
+ *   norm             [head][value_dim] of results; NULL: none
+ *   norm_groups      equal parts of the results of a row that are normed apart
+ *   is_norm_first    whether the norm comes before the gate
+ *   norm_epsilon     of that norm */
 #define RECURRENCE_FIELDS(FIELD) \
     FIELD(int64_t, kind) \
+    FIELD(int64_t, first_input) \
     FIELD(int64_t, taps) \
     FIELD(int64_t, channels) \
     FIELD(int64_t, width) \
@@ -92,7 +103,22 @@ typedef struct {
     FIELD(const float *, convolution) \
     FIELD(const float *, convolution_bias) \
     FIELD(float *, states) \
-    FIELD(float *, stored)
+    FIELD(float *, stored) \
+    FIELD(int64_t, heads) \
+    FIELD(int64_t, groups) \
+    FIELD(int64_t, key_dim) \
+    FIELD(int64_t, value_dim) \
+    FIELD(int64_t, decays) \
+    FIELD(int64_t, norm_groups) \
+    FIELD(int64_t, is_norm_first) \
+    FIELD(const float *, decay_rate) \
+    FIELD(const float *, step_bias) \
+    FIELD(const float *, skip) \
+    FIELD(const float *, norm) \
+    FIELD(float, least_step) \
+    FIELD(float, most_step) \
+    FIELD(float, factor_scale) \
+    FIELD(float, norm_epsilon)
 
 typedef struct {
     RECURRENCE_FIELDS(DECLARE)

@@ -9,6 +9,10 @@ enum {
     PLACE,
     ATTEND,
     GATE,
+    CONVOLVE,
+    PREPARE,
+    RECUR,
+    GATE_RESULTS,
     OUTPUT_INPUT,
     OUTPUT,
     ATTENTION_POST_NORM,
@@ -26,8 +30,5 @@ enum {
     DOWN_INPUT,
     DOWN,
     MLP_POST_NORM,
-    LAYER_PHASES,
-    /* of a recurrence, in place of those of attention */
-    CONVOLVE = PLACE,
-    RECUR = ATTEND
+    LAYER_PHASES
 };

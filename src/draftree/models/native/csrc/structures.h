@@ -73,6 +73,7 @@ typedef struct {
     float *logits;       /* [logit row][vocab] */
     void *inputs;        /* of the next product, in the format of the weights */
     float *input_scales; /* int8: one for each row */
+    float *prepared;     /* numbers of the steps of a recurrence */
     float *scratch;      /* of each thread */
     int64_t scratch_size;
     int64_t inner;       /* results of the activation of a row */

@@ -285,6 +285,38 @@ INLINE vf exp_of_negative(vf x) {
 #endif
 }
 
+/* natural logarithm of positive normal numbers; relative error about 1e-7 */
+INLINE vf log16(vf x) {
+    vi bits = (vi)x;
+    vi power = (bits >> 23) - 127;
+    vf m = (vf)((bits & 0x7fffff) | 0x3f800000);
+    const vi high = above(m, splat(1.41421356f));
+    m = choose(high, m * 0.5f, m);
+    vf e = __builtin_convertvector(power - high, vf); /* a mask is -1 */
+    vf f = m - 1.0f, z = f * f;
+    vf p = splat(7.0376836292e-2f);
+    p = fma16(p, f, splat(-1.1514610310e-1f));
+    p = fma16(p, f, splat(1.1676998740e-1f));
+    p = fma16(p, f, splat(-1.2420140846e-1f));
+    p = fma16(p, f, splat(1.4249322787e-1f));
+    p = fma16(p, f, splat(-1.6668057665e-1f));
+    p = fma16(p, f, splat(2.0000714765e-1f));
+    p = fma16(p, f, splat(-2.4999993993e-1f));
+    p = fma16(p, f, splat(3.3333331174e-1f));
+    vf y = fma16(e, splat(-2.12194440e-4f), p * f * z);
+    y = fma16(z, splat(-0.5f), y);
+    return fma16(e, splat(0.693359375f), f + y);
+}
+
+/* logarithm of 1 + e to the x; relative error about 3e-7, of tiny results too */
+INLINE vf softplus16(vf x) {
+    const vi is_positive = above(x, splat(0.0f));
+    const vf e = exp16(choose(is_positive, -x, x)), sum = e + 1.0f, rest = sum - 1.0f;
+    /* the logarithm of the rounded sum, corrected by what the sum lost */
+    const vf log = choose(above(rest, splat(0.0f)), log16(sum) * (e / rest), e);
+    return choose(is_positive, x + log, log); /* NaN stays */
+}
+
 #if defined(__AVX512DQ__)
 /* 2 to the x, relative error 3e-6: for weights that are rounded to 2e-3 anyway; minus infinity gives 0 */
 INLINE vf power_of_two(vf x) {

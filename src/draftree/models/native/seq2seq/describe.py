@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from draftree.models.native.blueprint import Blueprint, LayerBlueprint, ScoreBias, SourceBlueprint
 from draftree.models.native.build import NativeUnavailableError
-from draftree.models.native.describe import inner_size, is_gated, norms_after, require_nothing_else, require_sizes
+from draftree.models.native.describe import has_gates, inner_size, norms_after, require_nothing_else, require_sizes
 from draftree.models.native.modules import (
     Names,
     activation_of,
@@ -211,7 +211,7 @@ def read_decoder(model: Any) -> tuple[Blueprint, SourceEncoder]:
         norm=facts.kind,
         has_norm_bias=facts.has_bias,
         is_post_norm=recorded.is_post_norm,
-        is_gated=is_gated(layers[0]),
+        is_gated=has_gates(layers[:1]),
         start_norm=None if start_norm is None else names.of(start_norm),
         is_start_norm_first=recorded.is_start_norm_first,
         score_biases=biases,
