@@ -30,7 +30,8 @@ from paced import steady
 PROMPTS = prompts(1, 8, 21)
 NUM_TOKENS = 16
 SEED = 5
-DECODED = [*SLOTTED, *CHAINS]
+TREES = [*SLOTTED, *RECURRENT]
+DECODED = [*TREES, *CHAINS]
 TEMPERATURES = (0.0, 1.0)
 
 
@@ -61,7 +62,7 @@ def gap_where_they_part(family: str, prompt: list[int], ours: list[int], theirs:
     return f"{family}: token {place} is {ours[place]}, not {theirs[place]}; gap {float(best[0] - best[1]):.1e}"
 
 
-@pytest.mark.parametrize("family", [*DECODED, *RECURRENT])
+@pytest.mark.parametrize("family", DECODED)
 def test_families_with_slots_score_trees_and_others_chains(family: str) -> None:
     assert target(family).supports_trees is (family not in CHAINS)
 
@@ -111,7 +112,7 @@ def test_chains_change_nothing(family: str, draft: str, temperature: float, mode
 @pytest.mark.parametrize(
     "draft", ["model:{},tree=best-6,k=3", "ngram,min=1,k=3+model:{},tree=2-2", "lookahead,window=6,n=4"]
 )
-@pytest.mark.parametrize("family", SLOTTED)
+@pytest.mark.parametrize("family", TREES)
 def test_trees_change_nothing(family: str, draft: str, temperature: float, models: Path) -> None:
     accepted, _ = drafted(family, draft, temperature, models)
     assert accepted > 0 or "model" not in draft
@@ -120,7 +121,7 @@ def test_trees_change_nothing(family: str, draft: str, temperature: float, model
 @pytest.mark.essential
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("draft", ["ngram,min=1+early-exit:1,tree=best-8", "layer-skip,attention=1,tree=2-1-1"])
-@pytest.mark.parametrize("family", sorted(DIVIDED - {"roberta"}))
+@pytest.mark.parametrize("family", sorted((DIVIDED | RECURRENT.keys()) - {"roberta"}))
 def test_parts_of_the_model_change_nothing(family: str, draft: str, temperature: float, models: Path) -> None:
     drafted(family, draft, temperature, models)
 
