@@ -26,7 +26,7 @@ from vision_samples import vision_model
 
 NAMES = ("gemma3", "idefics3", "llava", "qwen2_5_vl", "qwen3_vl")
 """Families whose processors need no torchvision."""
-GREEDY = SamplingParams(max_tokens=12, temperature=0.0, repetition_penalty=1.3)
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0, repetition_penalty=1.3, ignore_eos=True)
 LONG = " ".join(f"w{number}" for number in range(20, 44))
 """More tokens than a prefix needs to be shared."""
 
@@ -51,14 +51,15 @@ def asked(question: str, *pictures: Any, system: str = "") -> list[dict[str, Any
 def wanted(name: str, where: Path, messages: list[dict[str, Any]], *, native: bool = False) -> list[int]:
     """What transformers writes."""
     processor = load_processor(vision_folder(name, where, is_wide=native))
-    lists = [
-        {**message, "content": [{"type": "text", "text": message["content"]}]}
-        if isinstance(message["content"], str)
-        else message
-        for message in messages
-    ]
+    if name == "idefics3":  # its template writes lists of parts only
+        messages = [
+            {**each, "content": [{"type": "text", "text": each["content"]}]}
+            if isinstance(each["content"], str)
+            else each
+            for each in messages
+        ]
     inputs = processor.apply_chat_template(
-        lists, tokenize=True, return_dict=True, add_generation_prompt=True, return_tensors="pt"
+        messages, tokenize=True, return_dict=True, add_generation_prompt=True, return_tensors="pt"
     )
     model = vision_model(name, is_wide=native)
     ids = model.generate(**inputs, max_new_tokens=12, do_sample=False, repetition_penalty=1.3)
@@ -83,6 +84,27 @@ def test_answers_are_those_of_transformers(name: str, native: bool, draft: str, 
     done = load(name, where, native=native, draft=draft).chat(chats, GREEDY)
     assert ids_of(done) == [wanted(name, where, chat, native=native) for chat in chats]
     assert draft == "none" or sum(completion.stats.draft_tokens for completion in done) > 0
+
+
+@pytest.mark.parametrize("draft", ["none", "ngram,min=1"])
+def test_recurrent_states_after_an_image_are_taken_over(draft: str, where: Path) -> None:
+    """The target is the text decoder; the whole model reads the images."""
+    llm = load("qwen3_5", where, draft=draft)
+    assert type(llm.model.model).__name__ == "Qwen3_5ForCausalLM"  # type: ignore[attr-defined]
+    chats = [
+        asked("w5 w6 w5 w6", picture(1)),
+        asked("w8 w9 w8 w9"),
+        asked("w5 w6", picture(2), picture(3, (8, 16))),
+        asked("w7", picture(1), system="w3 w4"),
+    ]
+    expected = [wanted("qwen3_5", where, chat) for chat in chats]
+    assert ids_of(llm.chat(chats, GREEDY)) == expected
+    again = [llm.chat(chat, GREEDY)[0] for chat in chats]
+    assert ids_of(again) == expected
+    prompt = llm.prompts.encode_chat(chats[0])
+    assert isinstance(prompt, ImagePrompt)
+    assert again[0].stats.cached_tokens >= prompt.num_first - 1
+    llm.engine.check_integrity()
 
 
 @pytest.mark.parametrize("name", NAMES)

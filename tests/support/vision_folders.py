@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from tokenizers import AddedToken, models, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as TokenizersTokenizer
 from transformers import PreTrainedTokenizerFast
 
@@ -55,10 +55,22 @@ def _gemma3(folder: Path) -> None:
     _write_images(folder, "Gemma3ImageProcessor", size={"height": 8, "width": 8})
 
 
-def _qwen(folder: Path, kind: str) -> None:
+def letters_of(words: dict[str, int], *, placeholder: str) -> PreTrainedTokenizerFast:
+    """A tokenizer of letters with the same special tokens, for families that have a class of BPE tokenizers."""
+    letters = "Ġw0123456789aeimnrstuy"
+    vocab = {"<unk>": 0, "<bos>": 1, **{letter: 2 + place for place, letter in enumerate(letters)}, **words}
+    tokenizer = TokenizersTokenizer(models.BPE(vocab, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(word, special=True) for word in ("<bos>", *words)])
+    template = CHAT_TEMPLATE.replace("PLACEHOLDER", placeholder)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<bos>", chat_template=template)
+
+
+def _qwen(folder: Path, kind: str, make: Callable[..., PreTrainedTokenizerFast] = tokenizer_of) -> None:
     words = {"<|video_pad|>": 90, "<|image_pad|>": IMAGE, "<|vision_start|>": 92, "<|vision_end|>": 93}
     placeholder = " <|vision_start|> <|image_pad|> <|vision_end|> "
-    _write(folder, tokenizer_of(words, placeholder=placeholder), kind)
+    _write(folder, make(words, placeholder=placeholder), kind)
     _write_images(
         folder,
         "Qwen2VLImageProcessor",
@@ -107,6 +119,7 @@ WRITERS: dict[str, Callable[[Path], None]] = {
     "llava": _llava,
     "mistral3": _mistral3,
     "qwen2_5_vl": lambda folder: _qwen(folder, "Qwen2_5_VLProcessor"),
+    "qwen3_5": lambda folder: _qwen(folder, "Qwen3VLProcessor", letters_of),
     "qwen3_vl": lambda folder: _qwen(folder, "Qwen3VLProcessor"),
     "smolvlm": lambda folder: _idefics3(folder, "SmolVLMProcessor"),
 }

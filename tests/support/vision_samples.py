@@ -114,7 +114,22 @@ IDEFICS3: dict[str, Any] = {
     "scale_factor": 2,
     "pad_token_id": 0,
 }
-OTHER_VISION: dict[str, dict[str, Any]] = {"idefics3": IDEFICS3, "smolvlm": IDEFICS3}
+QWEN35: dict[str, Any] = {
+    "text_config": _text(
+        "qwen3_5_text",
+        **HEAD_DIM,
+        layer_types=["linear_attention", "full_attention"],
+        linear_num_value_heads=4,
+        linear_num_key_heads=2,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        rope_parameters=MROPE | {"mrope_interleaved": True, "partial_rotary_factor": 1.0},
+    ),
+    "vision_config": QWEN_VISION | {"out_hidden_size": 32, "num_position_embeddings": 16},
+    **QWEN_IDS,
+}
+"""With recurrent layers: `AutoModelForCausalLM` reads its text decoder alone."""
+OTHER_VISION: dict[str, dict[str, Any]] = {"idefics3": IDEFICS3, "smolvlm": IDEFICS3, "qwen3_5": QWEN35}
 """Families that are tested with their processors alone."""
 VISION: dict[str, dict[str, Any]] = {
     "gemma3": GEMMA3,

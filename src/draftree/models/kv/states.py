@@ -195,6 +195,11 @@ class RecurrentStates(SlotStates):
     def open(self, slot: KVSlot) -> None:
         self._records[slot.index] = SlotRecord(slot)
 
+    def adopt(self, slot: KVSlot, states: Mapping[StateKey, Tensor]) -> None:
+        """Give a slot the states after its prefix, computed elsewhere; it can be cut there later."""
+        self.memory.write(slot.index, states)
+        self._keep(self._records[slot.index], slot.length)
+
     def close(self, slot: KVSlot) -> None:
         record = self._records.pop(slot.index)
         self._drop_nodes(record)

@@ -258,7 +258,7 @@ class HFModel(TransformersModel, SlottedModel):
         slot = self._pool.adopt(prompt.layers, prompt.length - 1)
         slot.offset = prompt.offset
         if self._states is not None and slot.length:
-            self._states.memory.write(slot.index, prompt.cache)
+            self._states.adopt(slot, prompt.cache)
         return slot
 
     @torch.inference_mode()
