@@ -62,6 +62,19 @@ def test_logits_are_those_of_transformers(family: str) -> None:
     assert (found - wanted).pow(2).mean().sqrt() < 1e-5 * (wanted.max() - wanted.min())
 
 
+def test_experts_are_chosen_by_scores_with_a_bias() -> None:
+    model, tokens = fresh("lfm2_moe", **(SIZES | HYBRIDS["lfm2_moe"])), text(100)
+    generator = torch.Generator().manual_seed(5)
+    for name, bias in model.named_buffers():
+        if name.endswith("expert_bias"):
+            bias.copy_(torch.randn(bias.shape, generator=generator) / 4)
+    with torch.inference_mode():
+        wanted = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+    found = whole(NativeModel(plan_model(model), ModelWeights(model)), tokens)
+    assert (found - wanted).abs().max() < 2e-5 * (wanted.max() - wanted.min())
+    assert (found - whole(native("lfm2_moe"), tokens)).abs().max() > 0.01 * (wanted.max() - wanted.min())
+
+
 @pytest.mark.parametrize(("family", "kind"), kinds_of(HYBRIDS))
 def test_the_self_check_passes(family: str, kind: str) -> None:
     model = fresh(family, dtype=DTYPES[kind], **(SIZES | HYBRIDS[family]))

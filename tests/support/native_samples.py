@@ -90,6 +90,15 @@ MAMBA: dict[str, Any] = {
 }
 HYBRIDS: dict[str, dict[str, Any]] = {
     "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32},
+    "lfm2_moe": {
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "num_dense_layers": 1,
+        "moe_intermediate_size": 64,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "routed_scaling_factor": 1.5,
+    },
     "lfm3": {
         "num_hidden_layers": 4,
         "layer_types": ["conv", "sliding_attention", "full_attention", "conv"],

@@ -73,6 +73,10 @@ class ScoreBias:
     buckets: tuple[int, ...]  # bucket of each distance; farther ones are in the last of these
 
 
+SCORES = {"SOFTMAX": 0, "SIGMOID": 1}
+SOFTMAX, SIGMOID = SCORES.values()
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertsBlueprint:
     """Perceptrons of which every row uses some, and the router that chooses them."""
@@ -82,11 +86,14 @@ class ExpertsBlueprint:
     down: LinearBlueprint  # last product of expert 0
     count: int  # number of experts
     chosen: int  # number of experts of a row, those of the largest logits
-    is_renormalized: bool  # whether the softmax runs over the chosen experts only; otherwise over all
+    is_renormalized: bool  # whether the weights of the chosen experts, before the scale, have the sum 1
     shared_gate_up: tuple[LinearBlueprint, ...] = ()  # first products of the expert that every row uses; empty for none
     shared_down: LinearBlueprint | None = None  # its last product
     # product whose logistic function is the weight of that expert; None for weight 1
     shared_gate: LinearBlueprint | None = None
+    scores: int = SOFTMAX  # function from logits to weights: SOFTMAX over all experts, or SIGMOID of each one
+    choice_bias: str | None = None  # name of what is added to scores where experts are chosen; None for none
+    scale: float = 1.0  # factor of the weights
 
     @property
     def linears(self) -> tuple[LinearBlueprint, ...]:
@@ -502,4 +509,6 @@ class Blueprint:
             names |= {name for linear in layer.linears for name in linear.names}
             names |= set() if layer.sinks is None else {layer.sinks}
             names |= set() if layer.state is None else set(layer.state.names)
+            if layer.experts is not None and layer.experts.choice_bias is not None:
+                names.add(layer.experts.choice_bias)
         return frozenset(names)

@@ -421,6 +421,7 @@ def has_gates(layers: Sequence[LayerBlueprint]) -> bool:
 
 
 LAYERS = ("layers", "h")
+ROTARY = ("rotary_emb", "pos_emb")
 LAST_NORM = ("norm", "ln_f", "final_layer_norm", "final_layernorm", "embedding_norm", "norm_f")
 POSITIONS = ("wpe", "embed_positions")
 ACTIVATION = ("act_fn", "activation_fn", "act", "activation")
@@ -437,7 +438,7 @@ def read(model: ModelFacts) -> Blueprint:
         raise NativeUnavailableError("its layers have sizes of their own")
     heads = int(config.num_attention_heads)
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
-    rotary = first_part(base, "rotary_emb")
+    rotary = first_part(base, *ROTARY)
     table = first_part(base, *POSITIONS)
     if table is not None and not isinstance(table, nn.Embedding):
         raise NativeUnavailableError(f"its positions are a {type(table).__name__}, not a table")

@@ -22,6 +22,7 @@ from draftree.models.native.blueprint import (
     MAX_TAPS,
     NORM_KINDS,
     RECURRENCES,
+    SCORES,
     Blueprint,
     LinearBlueprint,
 )
@@ -249,7 +250,7 @@ class Library:
         layout = parse_layout(self._library.draftree_layout().decode())
         formats = {name.upper(): number for name, number in FORMATS.items()}
         constants = {**formats, **ACTIVATIONS, **NORM_KINDS, "LANES": LANES}
-        constants |= RECURRENCES | {"MAX_EXPERTS": MAX_EXPERTS, "MAX_TAPS": MAX_TAPS}
+        constants |= RECURRENCES | SCORES | {"MAX_EXPERTS": MAX_EXPERTS, "MAX_TAPS": MAX_TAPS}
         require_same_layout(layout, (*STRUCTURES, CSearch), constants | {"NUM_KINDS": len(KINDS)})
         self.rows_of_chunk = layout["-", "ATTENTION_ROWS"][1]
         self.max_count = layout["-", "MAX_COUNT"][1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -23,7 +24,9 @@ from draftree.models.native.blueprint import (
     RELU,
     RELU_SQUARED,
     RMS_NORM,
+    SIGMOID,
     SILU,
+    SOFTMAX,
     ExpertsBlueprint,
     LinearBlueprint,
 )
@@ -37,12 +40,14 @@ class Names:
 
     def __init__(self, model: Any) -> None:
         self.parameters: dict[str, Tensor] = dict(model.named_parameters())  # all parameters by name
-        self._names = {id(parameter): name for name, parameter in self.parameters.items()}
+        tensors = (*self.parameters.items(), *model.named_buffers())
+        self._names = {id(tensor): name for name, tensor in tensors}
 
     def of(self, module: Any) -> str:
         return self._names[id(part(module, "weight"))]
 
     def of_parameter(self, parameter: Any) -> str:
+        """Return the name of a parameter or a buffer."""
         return self._names[id(parameter)]
 
     def of_bias(self, module: Any) -> str | None:
@@ -191,12 +196,13 @@ def clamps_of(mlp: Any) -> tuple[float, float] | None:
 def experts_of(mlp: Any, hidden: int, *, names: Names, shared: Any = None) -> ExpertsBlueprint:
     """Return the blueprint of experts; `shared`: a perceptron beside them whose results are added to theirs."""
     experts, router = part(mlp, "experts"), part(mlp, *ROUTER)
-    weight = first_part(experts, "gate_up_proj")
+    gate_up = "gate_up_proj" if hasattr(experts, "gate_up_proj") else "up_proj"
+    weight, parts = first_part(experts, gate_up), 2 if gate_up == "gate_up_proj" else 1
     if not isinstance(weight, Tensor) or weight.dim() != 3 or not isinstance(first_part(experts, "down_proj"), Tensor):
         raise NativeUnavailableError(f"{type(experts).__name__} does not store all experts in one weight")
     is_transposed = bool(getattr(experts, "is_transposed", weight.shape[2] != hidden))
     is_interleaved = not getattr(experts, "is_concatenated", clamps_of(mlp) is None)
-    count, inner = int(weight.shape[0]), int(weight.shape[2 if is_transposed else 1]) // 2
+    count, inner = int(weight.shape[0]), int(weight.shape[2 if is_transposed else 1]) // parts
     if count > MAX_EXPERTS:
         raise NativeUnavailableError(f"it has {count} experts in a layer, of {MAX_EXPERTS} at most")
 
@@ -217,7 +223,9 @@ def experts_of(mlp: Any, hidden: int, *, names: Names, shared: Any = None) -> Ex
         shared = part(mlp, "shared_expert")
     elif first_part(mlp, "shared_expert") is not None:
         raise NativeUnavailableError("its shared expert has no gate")
-    chosen, is_renormalized = _choice(router, count, hidden)
+    bias = first_part(router, *CHOICE_BIAS)
+    bias = first_part(mlp, *CHOICE_BIAS) if bias is None else bias
+    choice = _choice(router, bias, count, hidden)
     shared_parts: dict[str, Any] = {}
     if shared is not None:
         shared_parts = {
@@ -229,37 +237,77 @@ def experts_of(mlp: Any, hidden: int, *, names: Names, shared: Any = None) -> Ex
         }
     return ExpertsBlueprint(
         router=LinearBlueprint(names.of(router), names.of_bias(router), hidden, count),
-        gate_up=linear("gate_up_proj", hidden, 2 * inner, interleaved=is_interleaved),
+        gate_up=linear(gate_up, hidden, parts * inner, interleaved=is_interleaved and parts == 2),
         down=linear("down_proj", inner, hidden),
         count=count,
-        chosen=chosen,
-        is_renormalized=is_renormalized,
+        chosen=choice.chosen,
+        is_renormalized=choice.is_renormalized,
+        scores=choice.scores,
+        choice_bias=None if bias is None else names.of_parameter(bias),
+        scale=choice.scale,
         **shared_parts,
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """How a router chooses experts of a row and weighs them."""
+
+    chosen: int
+    scores: int
+    is_renormalized: bool
+    scale: float
+
+
+CHOICE_BIAS = ("e_score_correction_bias", "expert_bias")
+GROUPS = ("n_group", "num_group", "num_expert_group")
+SPREAD = 2.0  # standard deviation of the logits with which a router is compared
+
+
 @torch.inference_mode()
-def _choice(router: Any, count: int, hidden: int) -> tuple[int, bool]:
-    """Return how many experts a router chooses, and whether its softmax runs over these only, by its values."""
+def _choice(router: Any, bias: Tensor | None, count: int, hidden: int) -> _Choice:
+    """Return how a router chooses experts, by its values; `bias` is added to the scores where they are chosen."""
     weight: Tensor = part(router, "weight").detach()
-    bias = first_part(router, "bias")
     if tuple(weight.shape) != (count, hidden):
         raise NativeUnavailableError(f"{type(router).__name__} has a weight of the shape {tuple(weight.shape)}")
-    x = torch.randn(ROWS, hidden, generator=torch.Generator().manual_seed(0)).to(weight.dtype)
-    result = router(x)
+    if (first_part(router, *GROUPS) or 1) != 1:
+        raise NativeUnavailableError(f"{type(router).__name__} chooses groups of experts first")
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(ROWS, hidden, generator=generator)
+    added = None if bias is None else torch.randn(count, generator=generator) / 4
+    product_bias = first_part(router, "bias")
+    spread = F.linear(x, weight.float()).std()
+    x = (x * (SPREAD / spread if spread > 0 else 1.0)).to(weight.dtype)
+    logits = F.linear(x, weight, None if product_bias is None else product_bias.detach()).float()
+    result = _routed(router, x, bias, added)
     if not isinstance(result, tuple) or len(result) != 3:
         raise NativeUnavailableError(f"{type(router).__name__} does not return logits, weights and experts")
-    scores = result[1].float()
-    indices = result[2]
-    logits = F.linear(x, weight, None if bias is None else bias.detach()).float()
-    chosen = int(indices.shape[-1])
-    over_all, over_chosen = logits.softmax(-1).gather(-1, indices), logits.gather(-1, indices).softmax(-1)
-    for is_renormalized, wanted in ((False, over_all), (True, over_chosen)):
-        if scores.shape == wanted.shape and torch.allclose(scores, wanted, rtol=0, atol=TOLERANCE):
-            largest = logits.topk(chosen, dim=-1).values.amin(-1, keepdim=True)
-            if bool((logits.gather(-1, indices) >= largest).all()):
-                return chosen, is_renormalized
+    weights, indices = result[1].float(), result[2]
+    declared = float(first_part(router, "routed_scaling_factor") or 1.0)
+    for scores, values in ((SOFTMAX, logits.softmax(-1)), (SIGMOID, logits.sigmoid())):
+        choice = values if added is None else values + added
+        least = choice.topk(indices.shape[-1], dim=-1).values.amin(-1, keepdim=True)
+        if not bool((choice.gather(-1, indices) >= least - TOLERANCE).all()):
+            continue
+        shares = values.gather(-1, indices)
+        for is_renormalized, wanted in ((False, shares), (True, shares / shares.sum(-1, keepdim=True))):
+            for scale in {declared, 1.0}:
+                if torch.allclose(weights, wanted * scale, rtol=0, atol=TOLERANCE * scale):
+                    return _Choice(int(indices.shape[-1]), scores, is_renormalized, scale)
     raise NativeUnavailableError(f"{type(router).__name__} chooses or weighs experts in another way")
+
+
+def _routed(router: Any, x: Tensor, bias: Tensor | None, added: Tensor | None) -> Any:
+    """Return a router's results for some rows, with other values of the bias of its choice."""
+    if bias is None or added is None:
+        return router(x)
+    before = bias.clone()
+    bias.copy_(added)
+    try:
+        takes_bias = "expert_bias" in inspect.signature(router.forward).parameters
+        return router(x, bias) if takes_bias else router(x)
+    finally:
+        bias.copy_(before)
 
 
 KINDS = ((RMS_NORM, 0.0), (RMS_NORM, 1.0), (LAYER_NORM, 0.0), (LAYER_NORM, 1.0))

@@ -33,16 +33,16 @@ from draftree.weights.gguf_file import KINDS
 
 
 def packed_experts(
-    plan: ExpertsBlueprint, pack: Callable[..., CLinear], router_format: int
+    plan: ExpertsBlueprint, pack: Callable[..., CLinear], router_format: int, *, is_gated: bool
 ) -> tuple[CExperts, tuple[Any, Any]]:
     """Return the structure of a layer's experts, whose router is never quantized, and the arrays it points to."""
     router = pack(plan.unquantized, kind=router_format, is_one=True, release=False)
     first, last = [], []
     for expert in range(plan.count):
-        first.append(pack([replace(plan.gate_up, expert=expert)], in_turns=True, release=False))
+        first.append(pack([replace(plan.gate_up, expert=expert)], in_turns=is_gated, release=False))
         last.append(pack([replace(plan.down, expert=expert)], release=False))
     if plan.shared_down is not None:
-        first.append(pack(plan.shared_gate_up, in_turns=True, release=False))
+        first.append(pack(plan.shared_gate_up, in_turns=is_gated, release=False))
         last.append(pack([plan.shared_down], release=False))
     gate_up, down = (CLinear * len(first))(*first), (CLinear * len(last))(*last)
     experts = CExperts(
@@ -54,6 +54,8 @@ def packed_experts(
         is_renormalized=plan.is_renormalized,
         shared=plan.shared_down is not None,
         has_shared_gate=plan.shared_gate is not None,
+        scores=plan.scores,
+        scale=plan.scale,
     )
     return experts, (gate_up, down)
 
@@ -244,7 +246,12 @@ class PackedWeights:
             packed.source_output = self._linear([layer.source.output])
             packed.source_scaling = layer.source.scaling
         if layer.experts is not None:
-            experts, arrays = packed_experts(layer.experts, self._linear, FORMATS[self._blueprint.dtype])
+            experts, arrays = packed_experts(
+                layer.experts, self._linear, FORMATS[self._blueprint.dtype], is_gated=self._blueprint.is_gated
+            )
+            if layer.experts.choice_bias is not None:
+                bias = self._weights.get(layer.experts.choice_bias).to(torch.float32, copy=True).contiguous()
+                experts.choice_bias = self._keep(bias).data_ptr()
             self._structures += [experts, *arrays]
             packed.experts = ctypes.addressof(experts)
             kept = {name for linear in layer.experts.unquantized for name in linear.names}  # small, needed by checks

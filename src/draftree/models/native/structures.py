@@ -34,7 +34,9 @@ class CExperts(ctypes.Structure):
     _fields_ = (
         ("router", CLinear),
         *fields(_pointer, "gate_up", "down"),
-        *fields(_size, "count", "chosen", "is_renormalized", "shared", "has_shared_gate"),
+        *fields(_size, "count", "chosen", "is_renormalized", "shared", "has_shared_gate", "scores"),
+        ("choice_bias", _pointer),
+        ("scale", _float),
     )
 
 

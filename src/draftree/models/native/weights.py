@@ -90,7 +90,8 @@ class ModelWeights(Weights):
     def __init__(self, model: Any, *, keeps: bool = False) -> None:
         self._model = model
         self._keeps = keeps
-        self._parameters: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+        buffers = dict(model.named_buffers(remove_duplicate=False))  # never released
+        self._parameters: dict[str, Tensor] = buffers | dict(model.named_parameters(remove_duplicate=False))
         self._pages = FilePages()
 
     def get(self, name: str) -> Tensor:
@@ -156,7 +157,7 @@ def places_in_files(model: Any, names: Iterable[str], folder: Path) -> dict[str,
 
     Every value is compared: libraries rename, split and convert weights while loading them.
     """
-    parameters = dict(model.named_parameters())
+    parameters = dict(model.named_buffers()) | dict(model.named_parameters())
     stored_weights = _candidates(folder)
     places = {name: place for name in names if (place := _place_of(name, stored_weights)) is not None}
     if len(places) < len(set(names)) or any(places[name].shape != tuple(parameters[name].shape) for name in places):

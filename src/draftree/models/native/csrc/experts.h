@@ -16,10 +16,47 @@ INLINE int64_t places_of_experts(const Experts *experts, int64_t rows) { /* at m
     return uses + 15 * min_int(experts->count + experts->shared, uses) + 16;
 }
 
-/* Chooses the experts of a row: the largest logits, of equal ones the first. */
+/* weights of the chosen experts: their scores, or the shares of these */
+static void weigh_by_scores(const Experts *experts, const float *scores, const int64_t *chosen,
+                            float *weights) {
+    float total = 0.0f;
+    for (int64_t i = 0; i < experts->chosen; i++) total += scores[chosen[i]];
+    const float scale = experts->is_renormalized ? experts->scale / total : experts->scale;
+    for (int64_t i = 0; i < experts->chosen; i++) weights[i] = scores[chosen[i]] * scale;
+}
+
+/* weights of the chosen experts by the exponentials of their logits, of which these are the largest */
+static void weigh_by_softmax(const Experts *experts, const float *logits, const uint64_t *taken,
+                             const int64_t *chosen, float largest, float *weights) {
+    const vi lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    vf sums = splat(0.0f);
+    for (int64_t e = 0; e < experts->count; e += LANES) {
+        const vi numbers = lanes + (int)e;
+        vi counted = numbers < (int)experts->count;
+        for (int i = 0; i < LANES && experts->is_renormalized; i++)
+            if (!(taken[(e + i) / 64] >> (e + i) % 64 & 1)) counted[i] = 0;
+        sums += choose(counted, exp_of_negative(load(logits + e) - splat(largest)), splat(0.0f));
+    }
+    const float total = sum_of(sums);
+    for (int64_t i = 0; i < experts->chosen; i++)
+        weights[i] = exp_of_negative(splat(logits[chosen[i]] - largest))[0] / total * experts->scale;
+}
+
+/* Chooses the experts of a row: the largest scores, of equal ones the first. */
 static void choose_experts(const Work *work, const Experts *experts, int64_t row) {
     const int64_t each = experts_of_row(experts), count = experts->count;
-    const float *logits = work->wide + row * experts->router.outputs;
+    const float *logits = work->wide + row * experts->router.outputs, *scores = logits;
+    float biased[MAX_EXPERTS], sigmoids[MAX_EXPERTS];
+    if (experts->scores == SIGMOID) {
+        for (int64_t e = 0; e < count; e += LANES)
+            store(sigmoids + e, 1.0f / (1.0f + exp16(-load(logits + e))));
+        scores = sigmoids;
+    }
+    const float *choice = scores;
+    if (experts->choice_bias != NULL) {
+        for (int64_t e = 0; e < count; e++) biased[e] = scores[e] + experts->choice_bias[e];
+        choice = biased;
+    }
     int64_t *chosen = work->routing->expert + row * each;
     float *weights = work->routing->weight + row * each;
     uint64_t taken[MAX_EXPERTS / 64] = {0};
@@ -27,24 +64,14 @@ static void choose_experts(const Work *work, const Experts *experts, int64_t row
     for (int64_t i = 0; i < experts->chosen; i++) {
         int64_t best = -1;
         for (int64_t e = 0; e < count; e++)
-            if (!(taken[e / 64] >> e % 64 & 1) && (best < 0 || logits[e] > logits[best])) best = e;
+            if (!(taken[e / 64] >> e % 64 & 1) && (best < 0 || choice[e] > choice[best])) best = e;
         taken[best / 64] |= (uint64_t)1 << best % 64;
-        if (i == 0) largest = logits[best];
+        if (i == 0 || logits[best] > largest) largest = logits[best];
     }
     for (int64_t e = 0, i = 0; e < count; e++)
         if (taken[e / 64] >> e % 64 & 1) chosen[i++] = e;
-    const vi lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    vf sums = splat(0.0f);
-    for (int64_t e = 0; e < count; e += LANES) {
-        const vi numbers = lanes + (int)e;
-        vi counted = numbers < (int)count;
-        for (int i = 0; i < LANES && experts->is_renormalized; i++)
-            if (!(taken[(e + i) / 64] >> (e + i) % 64 & 1)) counted[i] = 0;
-        sums += choose(counted, exp_of_negative(load(logits + e) - splat(largest)), splat(0.0f));
-    }
-    const float total = sum_of(sums);
-    for (int64_t i = 0; i < experts->chosen; i++)
-        weights[i] = exp_of_negative(splat(logits[chosen[i]] - largest))[0] / total;
+    if (experts->scores == SIGMOID) weigh_by_scores(experts, scores, chosen, weights);
+    else weigh_by_softmax(experts, logits, taken, chosen, largest, weights);
     if (!experts->shared) return;
     chosen[each - 1] = count;
     weights[each - 1] = experts->has_shared_gate ? 1.0f / (1.0f + exp16(splat(-logits[count]))[0])
@@ -144,7 +171,8 @@ static void run_experts(Work *work, const Experts *experts, const float *norm, c
     EACH(all, 1, phase + GROUP_ROWS) group_rows(work, experts, phase);
     const int64_t places = work->phases[phase + GATHER].pieces;
     EACH(place, places, phase + GATHER) write_place(work, experts, place, stream, norm);
-    products_of_experts(work, experts, experts->gate_up, phase + GATE_UP, TO_MLP);
+    products_of_experts(work, experts, experts->gate_up, phase + GATE_UP,
+                        work->decoder->is_gated ? TO_MLP : TO_PLAIN_MLP);
     if (work->decoder->format >= INT8)
         EACH(place, places, phase + DOWN_INPUT) write_place(work, experts, place, NULL, NULL);
     products_of_experts(work, experts, experts->down, phase + DOWN, TO_JOINT);

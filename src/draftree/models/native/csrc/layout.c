@@ -65,6 +65,8 @@ const char *draftree_layout(void) {
     CONSTANT(ATTENTION_ROWS)
     CONSTANT(MAX_COUNT)
     CONSTANT(MAX_EXPERTS)
+    CONSTANT(SOFTMAX)
+    CONSTANT(SIGMOID)
     CONSTANT(MAX_TAPS)
     return used < sizeof text ? text : "";
 }

@@ -8,6 +8,7 @@
 enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, GROUPED = 3 };
 enum { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3, QUICK_GELU = 4, CLAMPED_SILU = 5, RELU_SQUARED = 6 };
 enum { MAX_EXPERTS = 1024 /* of a layer */ };
+enum { SOFTMAX = 0, SIGMOID = 1 }; /* from logits of experts to their weights */
 enum { RMS_NORM = 0, LAYER_NORM = 1 };
 enum { SHORT_CONVOLUTION = 0, GATED_DELTA = 1, MAMBA2 = 2 }; /* kinds of recurrences */
 enum { MAX_TAPS = 16 /* of a convolution */ };
@@ -47,7 +48,10 @@ typedef struct {
  *   chosen      experts of a row, besides the shared one
  *   is_renormalized   whether the weights of a row's experts, whose sum is at most 1, are scaled to 1
  *   shared      number of shared experts, which every row uses: 0 or 1
- *   has_shared_gate   whether a logistic gate is the weight of the shared expert; otherwise 1 */
+ *   has_shared_gate   whether a logistic gate is the weight of the shared expert; otherwise 1
+ *   scores      SOFTMAX or SIGMOID
+ *   choice_bias [count], added to the scores where experts are chosen; NULL: none
+ *   scale       factor of the weights of the chosen experts */
 #define EXPERTS_FIELDS(FIELD) \
     FIELD(Linear, router) \
     FIELD(const Linear *, gate_up) \
@@ -56,7 +60,10 @@ typedef struct {
     FIELD(int64_t, chosen) \
     FIELD(int64_t, is_renormalized) \
     FIELD(int64_t, shared) \
-    FIELD(int64_t, has_shared_gate)
+    FIELD(int64_t, has_shared_gate) \
+    FIELD(int64_t, scores) \
+    FIELD(const float *, choice_bias) \
+    FIELD(float, scale)
 
 typedef struct {
     EXPERTS_FIELDS(DECLARE)
