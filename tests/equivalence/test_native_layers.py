@@ -133,12 +133,12 @@ def test_gates_are_clamped() -> None:
 def test_a_router_of_another_formula_is_refused() -> None:
     model = HFModel(peer_of("mixtral"))
 
-    def by_logistic(hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def by_squares(hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         logits = hidden @ model.model.model.layers[0].mlp.gate.weight.T
-        scores, indices = logits.sigmoid().topk(2, dim=-1)
+        scores, indices = logits.sigmoid().square().topk(2, dim=-1)
         return logits, scores, indices
 
-    model.model.model.layers[0].mlp.gate.forward = by_logistic
+    model.model.model.layers[0].mlp.gate.forward = by_squares
     with pytest.raises(NativeUnavailableError, match="chooses or weighs experts in another way"):
         plan_lowering(model)
 
