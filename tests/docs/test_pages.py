@@ -154,7 +154,8 @@ def keep_as_of_the_hub(cache: Path, name: str) -> None:
 def test_the_page_runs_from_top_to_bottom(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for model in models_of(name):
         folder_of(model)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))  # of transformers
     for model in HUB:
         if any(model in block.text for block in runnable(name)):
             keep_as_of_the_hub(tmp_path / "hub", model)

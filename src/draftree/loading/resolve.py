@@ -140,9 +140,15 @@ def hub_folder(repository: str, *, fetch: bool, revision: str | None = None) -> 
 
 
 def hub_cache() -> Path:
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    return Path(HF_HUB_CACHE) if home_folder() or os.environ.get("HF_HOME") else Cache().root / "hub"
+    """Return the folder of the hub client's cache, by the client's rules: every start asks, and imports no client."""
+    home = os.environ.get("HF_HOME")
+    if home_folder() is None and not home:
+        return Cache().root / "hub"
+    if home is None:
+        home = os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
+    home = os.path.expandvars(os.path.expanduser(home))
+    older = os.environ.get("HUGGINGFACE_HUB_CACHE", os.path.join(home, "hub"))
+    return Path(os.path.expandvars(os.path.expanduser(os.environ.get("HF_HUB_CACHE", older))))
 
 
 def gguf_path(name: str | os.PathLike[str]) -> Path | None:

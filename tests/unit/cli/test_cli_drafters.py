@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
 
 from draftree.cli.main import run
 from draftree.loading.auto_draft import TunedDraft, keep_tuned
@@ -20,7 +19,7 @@ from target_heads import TARGET, head_folder
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAFTREE_CACHE", private_cache(tmp_path / "cache"))
     monkeypatch.setenv("DRAFTREE_CONFIG", str(tmp_path / "config"))
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
 
 
 def test_a_model_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import http.server
 import json
 import os
 import re
+import runpy
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -229,3 +230,26 @@ def test_a_catalogue_name_goes_to_the_catalogue(monkeypatch: pytest.MonkeyPatch,
     assert resolve_model("sample") == tmp_path
     assert resolve_model("sample", fetch=False) == tmp_path
     assert asked == [("sample", True), ("sample", False)]
+
+
+@pytest.mark.filterwarnings("ignore:'huggingface_hub.constants' found in sys.modules:RuntimeWarning")
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"HF_HOME": "~/elsewhere"},
+        {"XDG_CACHE_HOME": "/shared/cache"},
+        {"HUGGINGFACE_HUB_CACHE": "/old"},
+        {"HF_HUB_CACHE": "$HOME/new", "HUGGINGFACE_HUB_CACHE": "/old", "HF_HOME": "/home"},
+    ],
+    ids=str,
+)
+def test_the_place_of_the_hub_cache_is_the_clients(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("HF_HOME", "XDG_CACHE_HOME", "HUGGINGFACE_HUB_CACHE", "HF_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": str(tmp_path), **variables}.items():
+        monkeypatch.setenv(name, value)
+    client = runpy.run_module("huggingface_hub.constants")  # evaluated anew
+    assert resolve.hub_cache() == Path(client["HF_HUB_CACHE"])
