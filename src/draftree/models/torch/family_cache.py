@@ -12,17 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftree.models.torch.inspection import cache_layers
+from draftree.models.torch.inspection import PLAIN_CACHES, cache_layers
 
-CROPPED = frozenset({"DynamicLayer", "DynamicSlidingWindowLayer", "DynamicIndexedLayer", "DummyLayer"})
-"""Layers of transformers' caches whose state is keys and values, and index keys, of each token."""
-INDEXED = "DynamicIndexedLayer"
+INDEXED = frozenset({"DynamicIndexedLayer", "MiniMaxM3VLSparseCacheLayer"})
+"""Layers of transformers' caches with the keys of an index beside keys and values, all of each token."""
 
 
 def is_cropped(model: Any) -> bool:
     """Return whether rejected tokens can be cut off the cache of a model."""
     kinds = {type(layer).__name__ for layer in cache_layers(model.config.get_text_config())}
-    return _takes_dynamic_cache(model) and kinds <= CROPPED and (bool(kinds) or not _is_stateful(model))
+    return _takes_dynamic_cache(model) and kinds <= PLAIN_CACHES | INDEXED and (bool(kinds) or not _is_stateful(model))
 
 
 def new_cache(model: Any) -> Any:
@@ -36,7 +35,7 @@ def new_cache(model: Any) -> Any:
     layers = cache_layers(config)
     if not is_cropped(model):
         return DynamicCache(config=config)
-    if all(type(layer).__name__ != INDEXED for layer in layers):
+    if all(type(layer).__name__ in PLAIN_CACHES for layer in layers):
         return DynamicCache()  # without the configuration no layer drops keys, which could not be restored
     cache = DynamicCache(config=config)
     cache.layers = [DynamicLayer() if getattr(layer, "is_sliding", False) else layer for layer in cache.layers]
@@ -97,7 +96,7 @@ def _contents(layer: Any) -> Iterator[Tensor]:
 def _sliceable(cache: Any) -> Iterator[Any]:
     """Yield the layers that keep every key; those with an index of their own are kept whole."""
     for layer in _growing(cache):
-        if not layer.is_sliding and type(layer).__name__ != INDEXED:
+        if not layer.is_sliding and type(layer).__name__ not in INDEXED:
             yield layer
 
 

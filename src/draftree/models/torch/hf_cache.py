@@ -30,7 +30,7 @@ from draftree.models.kv.slots import LayerRange
 from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
 from draftree.models.torch.attention import windows_of_masks
 from draftree.models.torch.cache_slots import MAX_KEPT, ChainSlot, CopiedSlot, CroppedSlot, Reading, RereadSlot
-from draftree.models.torch.family_cache import has_keys, is_cropped, new_cache, num_bytes, row_of
+from draftree.models.torch.family_cache import copied, has_keys, is_cropped, new_cache, num_bytes, row_of
 from draftree.models.torch.inspection import (
     ReadPrompt,
     accepts_cache,
@@ -81,6 +81,7 @@ class CachedModel(TransformersModel):
         self._takes_positions = takes_positions(model)
         self._takes_mask = "attention_mask" in inspect.signature(model.forward).parameters or hides_arguments
         self._layers = TorchLayers(model, int(config.num_hidden_layers))
+        self._empty = new_cache(model)
         self._state_bytes = self._token_bytes = 0
         if self._continuation is not Continuation.REREAD:
             self._measure_cache()
@@ -132,8 +133,8 @@ class CachedModel(TransformersModel):
         if self._continuation is Continuation.REREAD:
             return RereadSlot(number, None)
         if self._crops:
-            return CroppedSlot(number, new_cache(self.model))
-        return CopiedSlot(number, new_cache(self.model), by_token=self._continuation is Continuation.TOKEN)
+            return CroppedSlot(number, copied(self._empty))
+        return CopiedSlot(number, copied(self._empty), by_token=self._continuation is Continuation.TOKEN)
 
     def cut_length(self, slot: Slot, length: int) -> int:
         return _slot(slot).cut_length(length)
@@ -142,7 +143,7 @@ class CachedModel(TransformersModel):
     def read(self, input_ids: Tensor, mask: Tensor | None, extra_inputs: Mapping[str, Any]) -> list[ReadPrompt]:
         """Prefill prompts with the model's own forward pass, as `generate` does; padding is kept."""
         rereads = self._continuation is Continuation.REREAD
-        cache = new_cache(self.model) if self._crops and not rereads else None
+        cache = copied(self._empty) if self._crops and not rereads else None
         inputs = prompt_inputs(
             self.model, input_ids, mask=mask, cache=cache, use_cache=cache is not None, **extra_inputs
         )
@@ -166,7 +167,7 @@ class CachedModel(TransformersModel):
 
     def _without_last(self, input_ids: Tensor, mask: Tensor | None, extra_inputs: Mapping[str, Any]) -> Any:
         """Return a cache that has read prompts without their last tokens: a state cannot be taken back."""
-        cache = new_cache(self.model)
+        cache = copied(self._empty)
         if input_ids.shape[1] == 1:
             return cache
         shorter = {
