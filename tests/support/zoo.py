@@ -46,7 +46,7 @@ def all_families() -> list[str]:
 def tiny_config(family: str) -> Any:
     """A configuration with all sizes small."""
     if family in FAMILIES.keys() - ENCODERS.keys() - REFUSED_FAMILIES.keys():
-        return AutoConfig.for_model(family, **(COMMON | FAMILIES[family]))
+        return AutoConfig.for_model(family, **(COMMON | FAMILIES[family] | CHANGES.get(family, {})))
     return _shrunk(AutoConfig.for_model(family), CHANGES.get(family, {}))
 
 
@@ -112,7 +112,7 @@ def compare(family: str, *, draft: str = "ngram,min=1") -> Result:
         try:
             got = plain(model, inputs, custom_generate=draftree.generate, draft=draft)
         except DraftreeError as error:
-            return Result(family, REFUSED, str(error))
+            return Result(family, REFUSED, f"batch of {len(tokens)}: {error}")
         except Exception as error:
             return Result(family, CRASHED, _words(error))
         if torch.equal(got, tokens):

@@ -58,6 +58,9 @@ SIZES: dict[str, Any] = COMMON | {
     "linear_value_head_dim": 8,
     "moe_shared_expert_intermediate_size": 16,
     "shared_intermediate_size": 16,
+    "index_n_heads": 16,
+    "index_head_dim": 8,
+    "index_topk": 8,
 }
 """Keyed by all names that families use for them."""
 LATENT: dict[str, Any] = {"head_dim": 4, "num_key_value_heads": 4}
@@ -111,19 +114,33 @@ CHANGES: dict[str, dict[str, Any]] = {
         "attn_config": {"rope_theta": 1e4, "clip_qkv": 8.0, "kv_n_heads": 2},
         "ffn_config": {"ffn_hidden_size": 16, "moe_top_k": 2},
     },
+    "deepseek_v4": {
+        "layer_types": ["compressed_sparse_attention", "heavily_compressed_attention"],
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8},
+        "index_topk": 4,
+    },
     "dots3_note": {
         "text_config": NOTE,
         "vision_config": {"adapter_in_dim": 32, "adapter_out_dim": 32, "mlp_layer_types": ["dense", "dense"]},
         "audio_config": {"downsample_hidden_size": 8, "adapter_input_size": 32, "adapter_out_dim": 32},
     },
     "dots3_note_text": NOTE,
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"], "mamba_d_state": 8},
     "hunyuan_v1_dense": {"head_dim": 8},
     "hunyuan_v1_moe": {"head_dim": 8},
+    "inkling2_text": {"layer_types": ["hybrid_sliding", "hybrid"]},
+    "inkling_text": {"layer_types": ["hybrid_sliding", "hybrid"]},
     "kimi_linear": LINEAR_THEN_FULL | {"linear_head_dim": 8, "linear_num_heads": 4},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "lfm3": {"layer_types": ["conv", "full_attention"]},
     "longcat_flash": {"num_layers": 1, "ffn_hidden_size": 48, "expert_ffn_hidden_size": 16, "zero_expert_num": 2},
     "mamba2": {"num_heads": 4, "head_dim": 16},
+    "minimax_m3_vl_text": {
+        "layer_types": ["full_attention", "minimax_m3_sparse"],
+        "index_n_heads": 2,
+        "index_block_size": 4,
+        "index_topk_blocks": 2,
+    },
     "ministral": {"head_dim": 8},
     "moshi": {"sliding_window": 64},
     "phi4_multimodal": {
