@@ -87,17 +87,17 @@ def test_answers_are_those_of_transformers(name: str, native: bool, draft: str, 
 
 
 @pytest.mark.parametrize("draft", ["none", "ngram,min=1"])
-def test_recurrent_states_after_an_image_are_taken_over(draft: str, where: Path) -> None:
+@pytest.mark.parametrize("native", [False, pytest.param(True, marks=in_c)], ids=["torch", "native"])
+def test_recurrent_states_after_an_image_are_taken_over(native: bool, draft: str, where: Path) -> None:
     """The target is the text decoder; the whole model reads the images."""
-    llm = load("qwen3_5", where, draft=draft)
-    assert type(llm.model.model).__name__ == "Qwen3_5ForCausalLM"  # type: ignore[attr-defined]
+    llm = load("qwen3_5", where, native=native, draft=draft)
     chats = [
         asked("w5 w6 w5 w6", picture(1)),
         asked("w8 w9 w8 w9"),
         asked("w5 w6", picture(2), picture(3, (8, 16))),
         asked("w7", picture(1), system="w3 w4"),
     ]
-    expected = [wanted("qwen3_5", where, chat) for chat in chats]
+    expected = [wanted("qwen3_5", where, chat, native=native) for chat in chats]
     assert ids_of(llm.chat(chats, GREEDY)) == expected
     again = [llm.chat(chat, GREEDY)[0] for chat in chats]
     assert ids_of(again) == expected

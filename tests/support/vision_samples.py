@@ -147,6 +147,8 @@ WIDE: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 64,
     "head_dim": 16,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
     "rope_parameters": MROPE | {"mrope_section": [2, 2, 4]},
 }
 """Sizes of a text decoder that native kernels run."""

@@ -190,6 +190,14 @@ class LinearRecurrence:
         """Numbers of a state besides the last inputs of the convolution, in blocks of columns."""
         return self.heads * filled_up(self.value_dim, STATE_COLUMNS) * self.key_dim
 
+    def packed_state(self, state: Tensor) -> Tensor:
+        """Return a state of transformers, one matrix per head, as the C library keeps it, shape (state_size,)."""
+        matrices = state.float() if self.kind == RECURRENCES["GATED_DELTA"] else state.float().transpose(1, 2)
+        width = filled_up(self.value_dim, STATE_COLUMNS)
+        columns = torch.nn.functional.pad(matrices, (0, width - self.value_dim))
+        blocks = columns.reshape(self.heads, self.key_dim, width // STATE_COLUMNS, STATE_COLUMNS)
+        return blocks.transpose(1, 2).flatten()
+
     @property
     def names(self) -> tuple[str, ...]:
         names = (self.convolution, self.bias, self.decay, self.step_bias, self.norm, self.skip)

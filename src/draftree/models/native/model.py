@@ -87,13 +87,10 @@ class NativeModel(SlottedModel):
                 f"keys and values of images are not stored as {self.kv_dtype}: leave kv_dtype out, or give prompts "
                 "without images"
             )
-        if self._states is not None:
-            raise UnsupportedModelError(
-                f"the recurrent states of {self.kind} after an image are not adopted: give kernels 'torch', or prompts "
-                "without images"
-            )
         slot = self._pool.adopt(prompt.layers, prompt.length - 1)
         slot.offset = prompt.offset
+        if self._states is not None and slot.length:
+            self._states.adopt(slot, prompt.cache)
         return slot
 
     def free_slots(self) -> None:

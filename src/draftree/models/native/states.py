@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from draftree.models.kv.slots import KVSlot, SlotStates
-from draftree.models.native.blueprint import Recurrence
+from draftree.models.kv.states import StateKey
+from draftree.models.native.blueprint import LinearRecurrence, Recurrence
 from draftree.models.native.structures import CPass, CRecurrence
 
 ALIGNMENT = 16  # floats of a cache line, at which the state of a layer starts
@@ -179,6 +180,7 @@ class NativeStates(SlotStates):
     """Recurrent states of all layers and slots, float32. Mutated by passes and by the slots' pool only."""
 
     def __init__(self, layers: Mapping[int, Recurrence]) -> None:
+        self._layers = layers
         self.version = 0  # changes whenever the memory is reallocated
         self._places: dict[int, tuple[int, int]] = {}  # of each layer, its first number in a state and in an entry
         self._state_size = self._entry_size = 0
@@ -224,6 +226,25 @@ class NativeStates(SlotStates):
             self._states[slot.index].zero_()
             self._used.remove(slot.index)
         self._tails[slot.index] = SlotTail()
+
+    @torch.inference_mode()
+    def adopt(self, slot: KVSlot, states: Mapping[StateKey, Tensor]) -> None:
+        """Give a slot the states after its prefix that a transformers model has computed; it can be cut there later."""
+        packed = torch.zeros(self._state_size)
+        for index, layer in self._layers.items():
+            first = self._places[index][0]
+            if isinstance(layer, LinearRecurrence):
+                state = layer.packed_state(states[StateKey(index, "recurrent", 0)])
+                packed[first : first + len(state)] = state
+                first += len(state)
+            # the last inputs of all convolutions of the layer, whose channels follow each other
+            inputs = torch.cat([state for key, state in sorted(states.items()) if key[:2] == (index, "conv")])
+            window = inputs[:, 1 - layer.taps :].T.flatten()
+            packed[first : first + len(window)] = window
+        self._set(slot, packed)
+        tail = self._tails[slot.index]
+        tail.base, tail.entries = slot.length, []
+        tail.kept.append((slot.length, packed))
 
     def close(self, slot: KVSlot) -> None:
         del self._tails[slot.index]
