@@ -33,6 +33,33 @@ def test_a_file_writes_the_texts_of_its_model(family: str, tmp_path: Path, monke
             assert list(llm.generate([PROMPT], params)[0].token_ids) == expected, draft
 
 
+WIDE = {"hidden_size": 64, "intermediate_size": 64}
+MAMBA = {**WIDE, "mamba_n_heads": 8, "mamba_d_state": 16}
+DELTA = {**WIDE, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
+NATIVE = {
+    "qwen35": DELTA,
+    "granitehybrid": {**MAMBA, "shared_intermediate_size": 64},
+    "falcon-h1": {**MAMBA, "mamba_d_ssm": 128, "head_dim": 16},
+    "nemotron_h": {**WIDE, "mamba_num_heads": 8, "ssm_state_size": 16, "head_dim": 16},
+}
+
+
+@in_c
+@pytest.mark.parametrize("family", NATIVE)
+def test_blocks_of_recurrences_run_natively(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Qwen3.5's value heads stay in the order of the file, in which those of one key head are apart."""
+    monkeypatch.setenv("DRAFTREE_CACHE", private_cache(tmp_path / "cache"))
+    model = hybrid_model(family, **NATIVE[family])
+    write_hybrid(family, tmp_path / "model.gguf", model=model, kind="Q8_0")
+    loaded = load_model(tmp_path / "model.gguf", dtype="float32").model
+    assert isinstance(loaded, NativeModel)
+    assert loaded.is_exact
+    with torch.inference_mode():
+        expected = model(input_ids=torch.tensor([PROMPT]), use_cache=False).logits[0]
+    logits = at_once(loaded, PROMPT)
+    assert (logits - expected).abs().max() < 0.05 * (expected.max() - expected.min())
+
+
 @in_c
 def test_blocks_of_every_layer_run_natively(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only layers of each type are compared when the file is loaded; the others have their own weights as well."""

@@ -147,7 +147,9 @@ def write_hybrid(family: str, path: Path, *, model: PreTrainedModel | None = Non
     for name, values in _tensors(architecture, model):
         wanted = gguf.GGMLQuantizationType[kind]
         if is_small(name, values) or kind == "F32":
-            writer.add_tensor(name, values)
+            # llama.cpp's quantizer leaves out a first dimension of 1
+            is_one = kind != "F32" and values.shape[0] == 1 and values.ndim == 2
+            writer.add_tensor(name, values[0] if is_one else values)
         else:
             writer.add_tensor(name, gguf.quants.quantize(values, wanted), raw_dtype=wanted)
     writer.write_header_to_file()
@@ -158,7 +160,7 @@ def write_hybrid(family: str, path: Path, *, model: PreTrainedModel | None = Non
 
 def is_small(name: str, values: Array) -> bool:
     """Whether llama.cpp keeps a tensor in float32."""
-    return values.ndim == 1 or bool(re.search(r"conv1d|shortconv\.conv\.|ssm_(a|d|norm)\b|ffn_gate_inp\.", name))
+    return values.ndim == 1 or bool(re.search(r"conv1d|shortconv\.conv\.|ssm_(a|d|norm)\b|ffn_gate_inp", name))
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:

@@ -28,7 +28,7 @@ from draftree.loading.resolve import is_block_file
 from draftree.loading.transformers_model import config_of, eos_ids_from
 from draftree.models.base import Extend, Pass
 from draftree.models.check import NATIVE_LENGTHS, check, reference_logits, rounds_alike, tokens_of_check
-from draftree.models.native.blueprint import LayerBlueprint
+from draftree.models.native.blueprint import LayerBlueprint, LinearRecurrence
 from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.library import RowBlocks, library
 from draftree.models.native.model import NativeModel
@@ -49,7 +49,8 @@ LEAST_LAYERS = 2  # minimum number of layers of the model on which the structure
 BlockSource = BlockFile | PackedCheckpoint
 """Parameters in blocks, by their names in the transformers model.
 
-`shape` and `values` (float32) are in the layout of transformers. `rows` are the blocks of a matrix, uint8, shape
+`shape` and `values` (float32) are in the layout of transformers. If `has_tiled_heads`, blocks have the heads of delta
+nets in another order, in which `in_block_order` returns values. `rows` are the blocks of a matrix, uint8, shape
 (rows, bytes of a row); `order` has the row of each output, int64; `expert` has kind and blocks of an expert's matrices.
 """
 
@@ -59,7 +60,7 @@ class BlockWeights(Weights):
         self._source = source
 
     def get(self, name: str) -> Tensor:
-        return self._source.values(name)
+        return self._source.in_block_order(name)
 
     def blocks(self, name: str) -> RowBlocks | None:
         kind = self.block_kind(name)
@@ -115,6 +116,8 @@ def _first_start(
     with in_float32(short), with_rounded_inputs(short):
         reference = reference_logits(short)
     few = plan_model(short)
+    if source.has_tiled_heads:
+        few = replace(few, layers=tuple(map(_with_tiled_heads, few.layers)))
     for parameter in short.parameters():
         parameter.data = torch.empty(0)  # whatever else refers to the model
     del short
@@ -188,6 +191,13 @@ def _dequantized(config: Any, source: BlockSource, dtype: torch.dtype) -> Any:
     return model.eval().requires_grad_(False)
 
 
+def _with_tiled_heads(layer: LayerBlueprint) -> LayerBlueprint:
+    recurrence = layer.recurrence
+    if not isinstance(recurrence, LinearRecurrence):
+        return layer
+    return replace(layer, recurrence=replace(recurrence, is_tiled=True))
+
+
 def _layer_at(template: LayerBlueprint, first: int, place: int) -> LayerBlueprint:
     """Return the layer of another place with the same structure."""
 
@@ -234,7 +244,7 @@ def _names_in(value: Any) -> Iterator[str]:
 def _require_blocks(layers: Sequence[LayerBlueprint], source: BlockSource) -> None:
     names = list(dict.fromkeys(part.weight for layer in layers for part in layer.products))
     if missing := [name for name in names if name not in source.sources or source.kind(name) not in KINDS]:
-        raise UnsupportedModelError(
+        raise NativeUnavailableError(
             f"{len(missing)} matrices of its layers have no blocks ({missing[0]}), and native kernels need all of them"
         )
 

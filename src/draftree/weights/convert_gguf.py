@@ -13,7 +13,15 @@ import numpy as np
 from draftree.core.errors import DraftreeError, ModelLoadError, UnsupportedModelError, panics_as_errors, suggestion
 from draftree.weights.cache import Progress
 from draftree.weights.folders import check_sizes, parameter_shapes, save_configuration
-from draftree.weights.gguf_families import ATTENTION_FAMILIES, JOINED, Array, Settings, Shape, num_layers_of
+from draftree.weights.gguf_families import (
+    ATTENTION_FAMILIES,
+    JOINED,
+    Array,
+    Settings,
+    Shape,
+    num_layers_of,
+    stored_shape,
+)
 from draftree.weights.gguf_file import Dtype, GgufFile
 from draftree.weights.gguf_hybrids import HYBRIDS
 from draftree.weights.safetensors_file import write_safetensors
@@ -151,7 +159,7 @@ class GgufModel:
     def shape(self, name: str) -> Shape:
         """Return the shape of a parameter in transformers; tensors are joined in their last dimension but one."""
         parts = self.parts(name)
-        shapes = [self.file.tensor(part).shape for part in parts]
+        shapes = [stored_shape(name, self.file.tensor(part).shape) for part in parts]
         if len(shapes) == 1:
             return self._architecture.layout(name, shapes[0])
         outside = {(*shape[:-2], shape[-1]) for shape in shapes}
@@ -159,12 +167,26 @@ class GgufModel:
             raise self.file.broken(f"the tensors {parts} have the shapes {shapes}")
         return *shapes[0][:-2], sum(shape[-2] for shape in shapes), shapes[0][-1]
 
+    @property
+    def has_tiled_heads(self) -> bool:
+        """Whether the value heads of delta nets are in another order than in transformers."""
+        keys, values = (self.settings.get(f"linear_num_{kind}_heads") for kind in ("key", "value"))
+        return self._architecture.group is not None and keys != values
+
     def read(self, name: str) -> Array:
         """Return the values of a parameter in the layout of transformers, float32, contiguous."""
+        values = self.read_tiled(name)
+        if self._architecture.group is not None:
+            values = self._architecture.group(name, values, self.settings)
+        return np.require(values, requirements=["C", "W"])
+
+    def read_tiled(self, name: str) -> Array:
+        """Return the values of a parameter like `read`, with the heads in the order of the file."""
         parts = [self.file.read(part) for part in self.parts(name)]
         return self.restored(name, parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-2))
 
     def restored(self, name: str, values: Array) -> Array:
+        values = values.reshape(stored_shape(name, values.shape))
         values = self._architecture.restore(name, values, self.settings)
         return np.require(values, requirements=["C", "W"])
 

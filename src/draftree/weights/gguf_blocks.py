@@ -30,6 +30,10 @@ class BlockFile(GgufModel):
     def values(self, name: str) -> Tensor:
         return torch.from_numpy(self.read(name))
 
+    def in_block_order(self, name: str) -> Tensor:
+        """Return the values like `values`, with the heads in the order that the blocks have."""
+        return torch.from_numpy(self.read_tiled(name))
+
     def rows(self, name: str) -> Tensor:
         """Return the bytes of a matrix, shape (rows, bytes of a row), uint8: a view of the file if it is one tensor."""
         rows = [self.file.rows(part) for part in self.parts(name)]

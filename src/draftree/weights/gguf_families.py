@@ -22,6 +22,11 @@ GEMMA3_LOCAL_THETA = 10_000.0
 GEMMA3_27B_LAYERS = 62
 
 
+def stored_shape(name: str, shape: Shape) -> Shape:
+    """Return the shape of a tensor with a first dimension of 1, which llama.cpp leaves out."""
+    return (1, *shape) if name.endswith(".shared_expert_gate.weight") and len(shape) == 1 else shape
+
+
 def _same_layout(name: str, shape: Shape) -> Shape:
     return shape
 
@@ -33,6 +38,7 @@ class Architecture:
     `restore(name, values, settings)` undoes the changes that the conversion to GGUF made to a tensor, and
     `layout(name, shape)` returns the shape that this gives; `name` is the transformers parameter name.
     `tensor(name, file)` returns the tensors of a parameter, joined by `JOINED`; without it the `gguf` package names it.
+    `group(name, values, settings)` undoes an order of heads, by which columns of matrices move as well.
     """
 
     model_type: str
@@ -41,6 +47,7 @@ class Architecture:
     restore: Callable[[str, Array, Settings], Array]
     layout: Callable[[str, Shape], Shape] = _same_layout
     tensor: Callable[[str, GgufFile], str | None] | None = None
+    group: Callable[[str, Array, Settings], Array] | None = None
 
 
 def num_layers_of(file: GgufFile) -> int:

@@ -185,9 +185,8 @@ KINDS = ("key", "value")
 TILED = (".in_proj_z.weight", ".in_proj_b.weight", ".in_proj_a.weight", ".A_log", ".dt_bias")
 
 
-def _restore_qwen3_5(name: str, values: Array, settings: Settings) -> Array:
-    """Group the value heads by their key heads, after the other changes."""
-    values = _restore_delta_net(name, values, settings)
+def _group_heads(name: str, values: Array, settings: Settings) -> Array:
+    """Group the value heads of a delta net by their key heads."""
     groups = settings["linear_num_key_heads"]
     if name.endswith(TILED):
         return _grouped(values, groups, settings)
@@ -384,8 +383,9 @@ def _hybrid(
     model_class: str,
     settings: Callable[[GgufFile], Settings],
     restore: Callable[[str, Array, Settings], Array] = _restore,
+    group: Callable[[str, Array, Settings], Array] | None = None,
 ) -> Architecture:
-    return Architecture(model_type, model_class, settings, restore, stored_layout, tensor_name)
+    return Architecture(model_type, model_class, settings, restore, stored_layout, tensor_name, group)
 
 
 NEMOTRON_H = _hybrid("nemotron_h", "NemotronHForCausalLM", _nemotron_h_settings, _restore_paired)
@@ -393,8 +393,10 @@ HYBRIDS: dict[str, Architecture] = {
     "lfm2": _hybrid("lfm2", "Lfm2ForCausalLM", _lfm2_settings),
     "lfm2moe": _hybrid("lfm2_moe", "Lfm2MoeForCausalLM", _lfm2_moe_settings),
     "qwen3next": _hybrid("qwen3_next", "Qwen3NextForCausalLM", _qwen3_next_settings, _restore_qwen3_next),
-    "qwen35": _hybrid("qwen3_5_text", "Qwen3_5ForCausalLM", _qwen3_5_settings, _restore_qwen3_5),
-    "qwen35moe": _hybrid("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", _qwen3_5_moe_settings, _restore_qwen3_5),
+    "qwen35": _hybrid("qwen3_5_text", "Qwen3_5ForCausalLM", _qwen3_5_settings, _restore_delta_net, _group_heads),
+    "qwen35moe": _hybrid(
+        "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", _qwen3_5_moe_settings, _restore_delta_net, _group_heads
+    ),
     "granitehybrid": _hybrid("granitemoehybrid", "GraniteMoeHybridForCausalLM", _granite_settings, _restore_paired),
     "falcon-h1": _hybrid("falcon_h1", "FalconH1ForCausalLM", _falcon_h1_settings),
     "nemotron_h": NEMOTRON_H,

@@ -188,6 +188,8 @@ class Codes:
 class PackedCheckpoint:
     """Files of a folder whose matrices have 4 bits. Types and shapes are checked when it is opened."""
 
+    has_tiled_heads = False
+
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         from safetensors import SafetensorError, safe_open
 
@@ -294,6 +296,10 @@ class PackedCheckpoint:
 
     def kind(self, name: str) -> str:
         return self._codes(name).kind if name in self._packed else "dense"
+
+    def in_block_order(self, name: str) -> Tensor:
+        """Return the values: blocks have the heads in the order of transformers."""
+        return self.values(name)
 
     def values(self, name: str) -> Tensor:
         if name in self._packed:

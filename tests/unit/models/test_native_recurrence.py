@@ -31,6 +31,7 @@ class Shape:
     decays: int = 1
     norm_groups: int = 1
     is_norm_first: bool = False
+    is_tiled: bool = False
     has_norm: bool = True
     has_skip: bool = False
     limits: tuple[float, float] = (0.0, math.inf)
@@ -55,6 +56,7 @@ class Shape:
 SHAPES = {
     "delta": Shape(DELTA, 4, 2, 64, 64, norm_groups=4, is_norm_first=True),
     "delta by channel": Shape(DELTA, 3, 3, 32, 32, decays=32, norm_groups=3, is_norm_first=True),
+    "tiled delta": Shape(DELTA, 6, 3, 32, 32, norm_groups=6, is_norm_first=True, is_tiled=True),
     "narrow delta": Shape(DELTA, 2, 1, 16, 48, norm_groups=2, is_norm_first=True),
     "mamba2": Shape(MAMBA2, 4, 2, 32, 32, norm_groups=2, has_skip=True),
     "narrow mamba2": Shape(MAMBA2, 5, 1, 16, 16, has_skip=True, has_norm=False, limits=(0.01, 0.5)),
@@ -91,6 +93,7 @@ class Layer:
             value_dim=shape.value_dim,
             decays=shape.decays,
             is_norm_first=shape.is_norm_first,
+            is_tiled=shape.is_tiled,
             norm_groups=shape.norm_groups,
             decay_rate=self.decay.ctypes.data,
             step_bias=self.step_bias.ctypes.data,
@@ -122,7 +125,8 @@ class Layer:
         factors, times = numbers[shape.channels :][: shape.heads], numbers[shape.times_at :][: self.num_decays]
 
         def per_head(numbers: Array, size: int, repeats: int = 1) -> Array:
-            return np.repeat(numbers.reshape(-1, size), repeats, axis=0)
+            parts = numbers.reshape(-1, size)
+            return np.tile(parts, (repeats, 1)) if shape.is_tiled else np.repeat(parts, repeats, axis=0)
 
         steps = np.clip(np.log1p(np.exp(times + self.step_bias[: self.num_decays])), *shape.limits)
         decay = np.exp(self.decay[: self.num_decays] * steps).reshape(shape.heads, -1, 1)

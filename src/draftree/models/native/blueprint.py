@@ -174,6 +174,7 @@ class LinearRecurrence:
     skip: str | None = None  # name of the factors of values in results; None for none
     step_limits: tuple[float, float] = (0.0, math.inf)
     factor_scale: float = 1.0  # largest factor of a value, of a gated delta net
+    is_tiled: bool = False  # whether heads next to each other are of different groups; otherwise those of one group are
 
     @property
     def channels(self) -> int:

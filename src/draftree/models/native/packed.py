@@ -292,7 +292,7 @@ class PackedWeights:
             norm = self._keep(weight.repeat(plan.heads * plan.value_dim // len(weight))).data_ptr()
         return {
             **{name: getattr(plan, name) for name in ("heads", "groups", "key_dim", "value_dim")},
-            **{name: getattr(plan, name) for name in ("norm_groups", "is_norm_first", "norm_epsilon")},
+            **{name: getattr(plan, name) for name in ("norm_groups", "is_norm_first", "is_tiled", "norm_epsilon")},
             "decays": 1,
             "decay_rate": of_heads(-self._exact(plan.decay).exp()),
             "step_bias": of_heads(self._exact(plan.step_bias)),

@@ -99,6 +99,7 @@ typedef struct {
  *   norm             [head][value_dim] of results; NULL: none
  *   norm_groups      equal parts of the results of a row that are normed apart
  *   is_norm_first    whether the norm comes before the gate
+ *   is_tiled         whether heads next to each other are of different groups
  *   norm_epsilon     of that norm */
 #define RECURRENCE_FIELDS(FIELD) \
     FIELD(int64_t, kind) \
@@ -118,6 +119,7 @@ typedef struct {
     FIELD(int64_t, decays) \
     FIELD(int64_t, norm_groups) \
     FIELD(int64_t, is_norm_first) \
+    FIELD(int64_t, is_tiled) \
     FIELD(const float *, decay_rate) \
     FIELD(const float *, step_bias) \
     FIELD(const float *, skip) \

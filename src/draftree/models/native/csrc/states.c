@@ -130,7 +130,8 @@ INLINE Sums run_over(const float *from, float *to, int64_t rows, const Token *to
 /* reads a token of a head, and writes its key and its query times its decay */
 INLINE Token read_token(const Recurrence *own, const float *numbers, int64_t head, int64_t column,
                         float *key, float *query) {
-    const int64_t size = own->key_dim, at = head * own->groups / own->heads * size;
+    const int64_t group = own->is_tiled ? head % own->groups : head * own->groups / own->heads;
+    const int64_t size = own->key_dim, at = group * size;
     Token token = {.key = numbers + keys_at(own) + at,
                    .query = numbers + queries_at(own) + at,
                    .value = numbers + values_at(own) + head * own->value_dim + column,
