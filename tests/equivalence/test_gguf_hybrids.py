@@ -61,6 +61,25 @@ def test_blocks_of_recurrences_run_natively(family: str, tmp_path: Path, monkeyp
 
 
 @in_c
+@pytest.mark.parametrize(("value_heads", "quantization"), [(2, "gguf"), (4, None)])
+def test_blocks_of_delta_nets_need_the_order_of_their_heads(
+    value_heads: int, quantization: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More value heads than key heads are in another order than in transformers: the file is converted once."""
+    monkeypatch.setenv("DRAFTREE_CACHE", private_cache(tmp_path / "cache"))
+    sizes = {"hidden_size": 128, "head_dim": 32, "linear_key_head_dim": 16, "linear_value_head_dim": 32}
+    model = hybrid_model("qwen35", **sizes, linear_num_value_heads=value_heads)
+    write_hybrid("qwen35", tmp_path / "model.gguf", model=model, kind="Q8_0")
+    loaded = load_model(tmp_path / "model.gguf", dtype="float32")
+    assert isinstance(loaded.model, NativeModel)
+    assert loaded.model.quantization == quantization
+    with torch.inference_mode():
+        expected = model(input_ids=torch.tensor([PROMPT]), use_cache=False).logits[0]
+    logits = at_once(loaded.model, PROMPT)
+    assert (logits - expected).abs().max() < 0.2 * (expected.max() - expected.min())
+
+
+@in_c
 def test_blocks_of_every_layer_run_natively(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only layers of each type are compared when the file is loaded; the others have their own weights as well."""
     monkeypatch.setenv("DRAFTREE_CACHE", private_cache(tmp_path / "cache"))

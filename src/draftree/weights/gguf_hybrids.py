@@ -200,6 +200,8 @@ def _group_heads(name: str, values: Array, settings: Settings) -> Array:
 
 def _grouped(values: Array, groups: int, settings: Settings) -> Array:
     heads = settings["linear_num_value_heads"]
+    if heads == groups:
+        return values
     tiled = values.reshape(heads // groups, groups, -1, *values.shape[1:])
     return np.ascontiguousarray(tiled.swapaxes(0, 1)).reshape(values.shape)
 
