@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from draftree.models.base import CheckResult
@@ -58,9 +63,21 @@ def test_rows_in_the_wrong_order_are_noticed(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_linear_layer_that_does_not_read_the_input_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Mixer.run
 
-    def scaled(self: Mixer, *args: object) -> object:
-        self.inputs = [type(wide)(wide.module, wide.source, 2.0) for wide in self.inputs]
-        return original(self, *args)  # type: ignore[arg-type]
+    def scaled(self: Mixer, *args: Any) -> object:
+        inputs = [replace(wide, factor=2.0) for wide in self.inputs]
+        return original(replace(self, inputs=inputs), *args)
 
     monkeypatch.setattr(Mixer, "run", scaled)
     assert not checked().trees_ok
+
+
+def test_a_released_model_is_not_kept_and_another_is_attached() -> None:
+    lent, other = recurrent_model(FAMILY), recurrent_model(FAMILY)
+    reference = weakref.ref(lent.model.layers[0])
+    model = HFModel(lent)
+    model.release()
+    del lent
+    gc.collect()
+    assert reference() is None
+    model.attach(other)
+    assert check(model, reference_logits(recurrent_peer(FAMILY))).trees_ok

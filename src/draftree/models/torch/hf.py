@@ -153,7 +153,8 @@ class HFModel(TransformersModel, SlottedModel):
         if self.static is not None:
             self.static.drop()
         self._pool.clear()
-        if self._states is not None:
+        if self._mixers is not None and self._states is not None:
+            self._mixers.release()
             self._states.clear()
 
     def _found_mixers(self) -> Mixers | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -90,71 +90,70 @@ class StepCache:
 class WideLinear:
     """Linear layer that reads a mixer's input times a factor, or the output of an earlier one of these layers."""
 
-    module: nn.Module
+    name: str  # in the mixer
     source: int | None  # index of the earlier layer; None for the mixer's input
     factor: float = 1.0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Mixer:
-    """A module with states. `output` is the linear layer that computes what it returns, if there is one."""
+    """Facts about a module with states.
+
+    Attributes:
+        name: in the model.
+        cache_name: its argument for the cache, by name or by position.
+        shapes: of its states.
+        inputs: linear layers that read its input.
+        output: name in the mixer of the linear layer that computes what it returns; None if there is none.
+        reads_states: whether a call with several tokens continues from states.
+    """
 
     name: str
-    module: nn.Module
-    cache_name: str | int  # argument for the cache, by name or by position
-    shapes: dict[StateKey, StateShape]
-    inputs: list[WideLinear] = field(default_factory=list)
-    output: nn.Module | None = None
-    reads_states: bool = True  # whether a call with several tokens continues from states
+    cache_name: str | int
+    shapes: Mapping[StateKey, StateShape]
+    inputs: Sequence[WideLinear]
+    output: str | None
+    reads_states: bool
 
-    def bind(self, model: nn.Module) -> None:
-        """Take the modules of a model of the same architecture."""
-        names = {id(module): name for name, module in self.module.named_modules()}
-        self.module = module = model.get_submodule(self.name)
-
-        def twin(linear: nn.Module) -> nn.Module:
-            return module.get_submodule(names[id(linear)])
-
-        self.inputs = [replace(wide, module=twin(wide.module)) for wide in self.inputs]
-        self.output = None if self.output is None else twin(self.output)
-
-    def run(self, forward: Forward, call: Call, memory: StateMemory, plan: StatePlan) -> Any:
-        """Return the output for all rows of a pass, and move the states in memory."""
+    def run(self, module: nn.Module, call: Call, memory: StateMemory, plan: StatePlan) -> Any:
+        """Return a module's output for all rows of a pass, and move its states in memory."""
         if len(plan.steps) == 1:
             step = plan.steps[0]
             is_whole = plan.num_rows == call.num_rows and (step.is_chain or step.num_rows == 1)
-            output = self._step(forward, call, memory, step, rows_of=None if is_whole else _rows_of(step))
+            output = self._step(call, memory, step, rows_of=None if is_whole else _rows_of(step))
             return output if is_whole else _joined([output], plan, call.num_rows)
         wide: list[Tensor] = []
-        for linear in self.inputs:
-            source = call.hidden if linear.source is None else wide[linear.source]
-            wide.append(linear.module(source if linear.factor == 1 else source * linear.factor))
+        linears = [module.get_submodule(linear.name) for linear in self.inputs]
+        last = None if self.output is None else module.get_submodule(self.output)
+        for linear, facts in zip(linears, self.inputs, strict=True):
+            source = call.hidden if facts.source is None else wide[facts.source]
+            wide.append(linear(source if facts.factor == 1 else source * facts.factor))
         outputs = []
         for step in plan.steps:
             with ExitStack() as stack:
-                for linear, values in zip(self.inputs, wide, strict=True):
+                for linear, values in zip(linears, wide, strict=True):
                     rows = _rows_of(step)(values)
-                    stack.enter_context(replaced_forward(linear.module, lambda _, rows=rows: rows))
-                if self.output is not None:
-                    stack.enter_context(replaced_forward(self.output, _unchanged))
-                outputs.append(self._step(forward, call, memory, step, rows_of=_rows_of(step)))
+                    stack.enter_context(replaced_forward(linear, lambda _, rows=rows: rows))
+                if last is not None:
+                    stack.enter_context(replaced_forward(last, _unchanged))
+                outputs.append(self._step(call, memory, step, rows_of=_rows_of(step)))
         joined = _joined(outputs, plan, call.num_rows)
-        return joined if self.output is None else self.output(joined)
+        return joined if last is None else last(joined)
 
-    def _step(self, forward: Forward, call: Call, memory: StateMemory, step: StateStep, *, rows_of: Part | None) -> Any:
+    def _step(self, call: Call, memory: StateMemory, step: StateStep, *, rows_of: Part | None) -> Any:
         states = {}
         if step.sources is not None:
             states = {key: memory[key][step.sources] for key in self.shapes}
             if isinstance(step.sources, slice) and not step.is_in_place:
                 states = {key: state.clone() for key, state in states.items()}  # mixers change them in place
         cache = StepCache(states)
-        output = call.run(forward, self.cache_name, cache, part=rows_of)
+        output = call.run(self.cache_name, cache, part=rows_of)
         for key, state in cache.states.items():
             if not (step.is_in_place and state is states.get(key)):
                 memory[key][step.targets] = state
         return output
 
-    def read(self, forward: Forward, call: Call) -> tuple[Any, dict[StateKey, Tensor]]:
+    def read(self, call: Call) -> tuple[Any, dict[StateKey, Tensor]]:
         """Return the output for prompts, padded on the left, and the states before their last tokens."""
         cache = StepCache({})
         outputs = []
@@ -163,7 +162,7 @@ class Mixer:
         for first, end in ((0, width), (width, width + 1)):
             if first == end:
                 continue
-            outputs.append(call.run(forward, self.cache_name, cache, part=_tokens(first, end)))
+            outputs.append(call.run(self.cache_name, cache, part=_tokens(first, end)))
             if end == width:
                 states = {key: state.clone() for key, state in cache.states.items()}
         return _concatenated(outputs), states
@@ -229,8 +228,9 @@ def replaced_forward(module: nn.Module, forward: Forward) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Arguments of one call of a mixer; those of shape (sequences, tokens, ...) have one entry for each token."""
+    """One call of a mixer; arguments of shape (sequences, tokens, ...) have one entry for each token."""
 
+    forward: Forward
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
@@ -249,7 +249,7 @@ class Call:
         named: list[tuple[str | int, Any]] = [*enumerate(self.args), *self.kwargs.items()]
         return next((name for name, value in named if value is argument), None)
 
-    def run(self, forward: Forward, cache_name: str | int, cache: StepCache, *, part: Part | None = None) -> Any:
+    def run(self, cache_name: str | int, cache: StepCache, *, part: Part | None = None) -> Any:
         """Run the mixer with a cache over a part of the tokens; None for all."""
         shape = self.hidden.shape[:2]
 
@@ -263,14 +263,24 @@ class Call:
             kwargs[cache_name] = cache
         else:
             args[cache_name] = cache
-        return forward(*args, **kwargs)
+        return self.forward(*args, **kwargs)
 
 
-@dataclass(slots=True, eq=False)
 class Mixers:
     """Recurrent mixers of one model."""
 
-    mixers: list[Mixer]
+    def __init__(self, model: nn.Module, mixers: Sequence[Mixer]) -> None:
+        self.mixers = mixers
+        self._modules: list[nn.Module] = []
+        self.bind(model)
+
+    def bind(self, model: nn.Module) -> None:
+        """Take the modules of a model of the same architecture."""
+        self._modules = [model.get_submodule(mixer.name) for mixer in self.mixers]
+
+    def release(self) -> None:
+        """Drop the references to the model."""
+        self._modules = []
 
     @property
     def layers(self) -> set[int]:
@@ -287,15 +297,10 @@ class Mixers:
         """Whether all mixers take several tokens after a state in one call."""
         return all(mixer.reads_states for mixer in self.mixers)
 
-    def bind(self, model: nn.Module) -> None:
-        """Take the modules of a model of the same architecture."""
-        for mixer in self.mixers:
-            mixer.bind(model)
-
     @contextmanager
     def running(self, memory: StateMemory, plan: StatePlan) -> Iterator[None]:
         """Let the mixers take the steps of a plan in the model's forward pass inside."""
-        with self._replaced(lambda mixer, forward, call: mixer.run(forward, call, memory, plan)):
+        with self._replaced(lambda mixer, module, call: mixer.run(module, call, memory, plan)):
             yield
 
     @contextmanager
@@ -303,8 +308,8 @@ class Mixers:
         """Record the states before the last tokens in a pass over prompts inside, shape (prompts, ...) each."""
         states: dict[StateKey, Tensor] = {}
 
-        def read(mixer: Mixer, forward: Forward, call: Call) -> Any:
-            output, before_last = mixer.read(forward, call)
+        def read(mixer: Mixer, module: nn.Module, call: Call) -> Any:
+            output, before_last = mixer.read(call)
             states.update(before_last)
             return output
 
@@ -312,16 +317,16 @@ class Mixers:
             yield states
 
     @contextmanager
-    def _replaced(self, handler: Callable[[Mixer, Forward, Call], Any]) -> Iterator[None]:
+    def _replaced(self, handler: Callable[[Mixer, nn.Module, Call], Any]) -> Iterator[None]:
         with ExitStack() as stack:
-            for mixer in self.mixers:
-                forward = mixer.module.forward
-
-                def called(*args: Any, mixer: Mixer = mixer, forward: Forward = forward, **kwargs: Any) -> Any:
-                    return handler(mixer, forward, Call(args, kwargs))
-
-                stack.enter_context(replaced_forward(mixer.module, called))
+            for mixer, module in zip(self.mixers, self._modules, strict=True):
+                stack.enter_context(replaced_forward(module, _handled(handler, mixer, module)))
             yield
+
+
+def _handled(handler: Callable[[Mixer, nn.Module, Call], Any], mixer: Mixer, module: nn.Module) -> Forward:
+    forward = module.forward
+    return lambda *args, **kwargs: handler(mixer, module, Call(forward, args, kwargs))
 
 
 def keeps_states(config: Any) -> bool:
@@ -348,7 +353,8 @@ def find_mixers(model: Any) -> Mixers:
         for module in watch.calls
         if not any(other is not module and module in set(other.modules()) for other in watch.calls)
     ]
-    return Mixers([_mixer(names[module], module, watch.calls[module], watch.cache) for module in outermost])
+    mixers = [_mixer(names[module], module, watch.calls[module], watch.cache) for module in outermost]
+    return Mixers(model, mixers)
 
 
 class _Watch:
@@ -373,7 +379,7 @@ class _Watch:
             yield
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._running.append((module, Call(args, kwargs)))
+        self._running.append((module, Call(module.forward, args, kwargs)))
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         self._running.pop()
@@ -393,24 +399,25 @@ def _mixer(name: str, module: nn.Module, watched: Call, watched_cache: Any) -> M
     """Run a mixer alone, to learn its states, its outer linear layers, and whether it continues from states."""
     cache_argument = watched.name_of(watched_cache)
     assert cache_argument is not None, "a mixer receives the cache"
-    mixer = Mixer(name, module, cache_argument, {})
     cache = StepCache({})
     with _Linears(module).watching() as linears:
-        output = watched.run(module.forward, cache_argument, cache)
-    mixer.shapes = {key: StateShape(tuple(state.shape[1:]), state.dtype) for key, state in cache.states.items()}
-    mixer.inputs, mixer.output = linears.inputs(watched.hidden), linears.last(output)
-    mixer.reads_states = all(_reads_state(module, watched, cache_argument, cache.states, key) for key in mixer.shapes)
-    return mixer
+        output = watched.run(cache_argument, cache)
+    return Mixer(
+        name,
+        cache_argument,
+        shapes={key: StateShape(tuple(state.shape[1:]), state.dtype) for key, state in cache.states.items()},
+        inputs=linears.inputs(watched.hidden),
+        output=linears.last(output),
+        reads_states=all(_reads_state(watched, cache_argument, cache.states, key) for key in cache.states),
+    )
 
 
-def _reads_state(
-    module: nn.Module, call: Call, cache_argument: str | int, states: Mapping[StateKey, Tensor], key: StateKey
-) -> bool:
+def _reads_state(call: Call, cache_argument: str | int, states: Mapping[StateKey, Tensor], key: StateKey) -> bool:
     """Return whether a call with several tokens depends on a state."""
     outputs = []
     for state in (states[key].clone(), states[key] + 1):
         cache = StepCache({name: other.clone() for name, other in states.items()} | {key: state})
-        output = call.run(module.forward, cache_argument, cache)
+        output = call.run(cache_argument, cache)
         outputs.append(output if isinstance(output, tuple) else (output,))
     return any(not torch.equal(one, other) for one, other in zip(*outputs, strict=True) if isinstance(one, Tensor))
 
@@ -419,7 +426,9 @@ class _Linears:
     """Watches the inputs and outputs of the linear layers in a module."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._modules = [child for child in module.modules() if isinstance(child, LINEAR)]
+        self._names: dict[nn.Module, str] = {
+            child: name for name, child in module.named_modules() if isinstance(child, LINEAR)
+        }
         self._calls: list[tuple[nn.Module, Tensor, Tensor]] = []
 
     @contextmanager
@@ -428,13 +437,13 @@ class _Linears:
             self._calls.append((module, args[0], output))
 
         with ExitStack() as stack:
-            for module in self._modules:
+            for module in self._names:
                 stack.callback(module.register_forward_hook(note).remove)
             yield self
 
-    def last(self, output: Any) -> nn.Module | None:
-        """Return the layer whose output is this value."""
-        return next((module for module, _, result in self._calls if result is output), None)
+    def last(self, output: Any) -> str | None:
+        """Return the name of the layer whose output is this value."""
+        return next((self._names[module] for module, _, result in self._calls if result is output), None)
 
     def inputs(self, hidden: Tensor) -> list[WideLinear]:
         """Return the layers that read a mixer's input times a factor, or the outputs of such layers."""
@@ -446,7 +455,7 @@ class _Linears:
             source = next((index for index, earlier in enumerate(results) if _is_same(earlier, value)), None)
             factor = 1.0 if source is not None else _factor(hidden, value)
             if factor is not None:
-                wide.append(WideLinear(module, source, factor))
+                wide.append(WideLinear(self._names[module], source, factor))
                 results.append(result)
         return wide
 
