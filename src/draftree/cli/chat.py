@@ -33,7 +33,7 @@ def chat(
     context: typer.Context,
     setup: Setup,
     system: str | None = SYSTEM,
-    images: list[Path] | None = IMAGES,
+    images: list[Path] = IMAGES,
     stream: bool | None = STREAM,
     colour: Colour = COLOUR,
     as_json: bool = AS_JSON,
@@ -59,7 +59,7 @@ def chat(
     drafting = Drafting(setup, has_grammar=params.constraint is not None)
     session = Session(
         drafting,
-        Conversation(system, tuple(images or ())),
+        Conversation(system, tuple(images)),
         params=drafting.llm.requests.resolved(params),
         reader=TerminalReader(answers) if is_interactive else PipeReader(),
         screen=None if as_json else Screen(answers, live=live),

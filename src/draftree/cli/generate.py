@@ -60,7 +60,7 @@ def generate(
     decoder: DecoderOptions,
     chat: bool | None = CHAT,
     system: str | None = SYSTEM,
-    images: list[Path] | None = IMAGES,
+    images: list[Path] = IMAGES,
     stream: bool | None = STREAM,
     colour: Colour = COLOUR,
     as_json: bool = AS_JSON,
@@ -86,7 +86,7 @@ def generate(
         for name, is_given in (("--stream", stream), ("--compare", compare), ("--image", images)):
             refuse(is_given, name, f"it applies to one prompt, and --prompts gives several: leave {name} out")
     batch = None if prompts is None else read_prompts(prompts)
-    task = Task(read_prompt(prompt) if batch is None else "", system, chat, decoder, tuple(images or ()))
+    task = Task(read_prompt(prompt) if batch is None else "", system, chat, decoder, tuple(images))
     require_sound(setup.model)
     import_engine()
     from draftree.cli.runs import Screen, check_beside, compare_and_report, write_and_report

@@ -92,7 +92,7 @@ CHAT: Any = option(
 )
 SYSTEM: Any = option(None, "System message of the chat.", "TEXT", TEXT)
 IMAGES: Any = option(
-    None, "Image that the prompt is about, for models that read images; may be repeated.", "FILE", TEXT, names="--image"
+    [], "Image that the prompt is about, for models that read images; may be repeated.", "FILE", TEXT, names="--image"
 )
 AS_JSON: Any = option(False, "Print one JSON object and nothing else.", panel=OUTPUT, names="--json")
 COLOUR: Any = option(
