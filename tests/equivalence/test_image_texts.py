@@ -107,6 +107,23 @@ def test_recurrent_states_after_an_image_are_taken_over(native: bool, draft: str
     llm.engine.check_integrity()
 
 
+def test_layers_that_share_keys_and_values(where: Path) -> None:
+    """An image of Gemma 4 takes 64 tokens here, so that the next question shares them."""
+    llm = load("gemma4", where)
+    chats = [asked(question, picture(1, (8, 8))) for question in ("w5 w6", "w7 w8 w9")]
+    answers = [llm.chat(chat, GREEDY)[0] for chat in chats]
+    assert ids_of(answers) == [wanted("gemma4", where, chat) for chat in chats]
+    assert answers[1].stats.cached_tokens > 64
+
+
+@in_c
+def test_keys_and_values_of_8_bits_are_not_those_of_an_image(where: Path) -> None:
+    llm = load("llava", where, native=True, kv_dtype="int8")
+    assert llm.chat(asked("w5"), GREEDY)[0].token_ids
+    with pytest.raises(InvalidRequestError, match="leave kv_dtype out"):
+        llm.chat(asked("w5", picture(1)), GREEDY)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_image_counts(name: str, where: Path) -> None:
     llm = load(name, where, draft="none")

@@ -55,6 +55,17 @@ def _gemma3(folder: Path) -> None:
     _write_images(folder, "Gemma3ImageProcessor", size={"height": 8, "width": 8})
 
 
+def _gemma4(folder: Path) -> None:
+    words = {"<image_soft_token>": IMAGE, "<start_of_image>": 92, "<end_of_image>": 93}
+    words |= {"<audio>": 94, "<start_of_audio>": 95, "<end_of_audio>": 90}
+    parts = ("image_token", "boi_token", "eoi_token", "audio_token", "boa_token", "eoa_token")
+    names = dict(zip(parts, words, strict=True))
+    _write(
+        folder, tokenizer_of(words, placeholder=" <image_soft_token> ", extra_special_tokens=names), "Gemma4Processor"
+    )
+    _write_images(folder, "Gemma4ImageProcessor", patch_size=2, pooling_kernel_size=2, max_soft_tokens=70)
+
+
 def letters_of(words: dict[str, int], *, placeholder: str) -> PreTrainedTokenizerFast:
     """A tokenizer of letters with the same special tokens, for families that have a class of BPE tokenizers."""
     letters = "Ġw0123456789aeimnrstuy"
@@ -115,6 +126,7 @@ def _write_images(folder: Path, kind: str, **settings: Any) -> None:
 
 WRITERS: dict[str, Callable[[Path], None]] = {
     "gemma3": _gemma3,
+    "gemma4": _gemma4,
     "idefics3": lambda folder: _idefics3(folder, "Idefics3Processor"),
     "llava": _llava,
     "mistral3": _mistral3,

@@ -82,11 +82,7 @@ class NativeModel(SlottedModel):
 
     def adopt(self, prompt: ReadPrompt) -> KVSlot:
         """Open a slot with all but the last token of a prompt that a transformers model has read."""
-        if self.kv_dtype is not None:
-            raise UnsupportedModelError(
-                f"keys and values of images are not stored as {self.kv_dtype}: leave kv_dtype out, or give prompts "
-                "without images"
-            )
+        assert self.kv_dtype is None, "keys and values have the model's dtype"
         slot = self._pool.adopt(prompt.layers, prompt.length - 1)
         slot.offset = prompt.offset
         if self._states is not None and slot.length:

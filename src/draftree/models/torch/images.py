@@ -69,6 +69,10 @@ class OwnPassReader(ImageReader):
         """Whether tokens of the text before the last image see the text after it; None if it is not known yet."""
 
     def prepared(self, prompt: ImagePrompt) -> ImagePrompt:
+        if isinstance(self._target, NativeModel) and self._target.kv_dtype is not None:
+            raise UnsupportedModelError(
+                f"keys and values of images are not stored as {self._target.kv_dtype}: leave kv_dtype out"
+            )
         with self._lock:
             if self._source is None:
                 self._source = self._load()
