@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from draftree.cli.main import run
 from draftree.serve.pool import ServedModel
 from dropin_samples import ours, padded, plain
 from families import fresh, prompts, transformers_greedy
+from native_samples import in_c, native
 from recurrent_samples import RECURRENT, recurrent_model, recurrent_peer
 from serving import HTTP, NAME, running_server
 from target_heads import head_folder
@@ -138,3 +140,22 @@ def test_the_server_answers_and_continues_a_conversation(chat: Path) -> None:
     wanted = LLM(chat, "none").chat(messages[:3], SamplingParams(max_tokens=LENGTH, temperature=0.0))[0]
     assert answers[1]["choices"][0]["message"]["content"] == wanted.text
     assert answers[1]["usage"]["prompt_tokens_details"]["cached_tokens"] >= answers[0]["usage"]["prompt_tokens"]
+
+
+@in_c
+@pytest.mark.parametrize(
+    ("family", "kind", "draft"),
+    [
+        *itertools.product(["qwen3_next"], ["bfloat16"], ["suffix", "early-exit:1,tree=2-2-1"]),
+        *itertools.product(["bamba"], ["int8"], ["suffix", "synthetic,accept=0.7,width=3"]),
+        *itertools.product(["lfm2"], ["float32"], ["layer-skip,attention=1", "quantized,tree=2-2-1"]),
+    ],
+)
+def test_native_texts_have_the_same_bits(family: str, kind: str, draft: str) -> None:
+    model = native(family, kind)
+    for temperature in (0.0, 0.8):
+        plain_llm, llm = LLM(model, "none", prefix_cache_size=0), LLM(model, draft, plan="fixed")
+        wanted = [written(plain_llm, [ids], temperature=temperature)[0] for ids in PROMPTS]
+        for _ in range(2):  # the second time from kept prefixes
+            assert written(llm, PROMPTS, temperature=temperature) == wanted
+        llm.forget()
