@@ -130,6 +130,25 @@ def test_gates_are_clamped() -> None:
     require_near(at_once(lm, tokens), logits_of(peer_of("gpt_oss", swiglu_limit=0.5), tokens))
 
 
+ROUTED: dict[str, Any] = {"n_routed_experts": 6, "num_local_experts": 6, "num_experts_per_tok": 3, "n_group": 1}
+ROUTERS: dict[str, dict[str, Any]] = {
+    "glm4_moe": {**ROUTED, "topk_group": 1, "moe_intermediate_size": 32, "partial_rotary_factor": 0.5},
+    "dots1": {**ROUTED, "topk_group": 1, "moe_intermediate_size": 32, "n_shared_experts": 2},
+    "granitemoe": ROUTED,
+    "granitemoeshared": {**ROUTED, "shared_intermediate_size": 64},
+}
+
+
+@pytest.mark.parametrize("family", ROUTERS)
+def test_shared_experts_without_gates_are_added(family: str) -> None:
+    peer, tokens = fresh(family, **(SIZES | ROUTERS[family])), text(60)
+    wanted = logits_of(peer, tokens)
+    lm = lower(HFModel(peer))
+    assert lm.blueprint.has_experts
+    require_near(at_once(lm, tokens), wanted)
+    assert torch.equal(at_once(lm, tokens), alone(lm, tokens))
+
+
 def test_a_router_of_another_formula_is_refused() -> None:
     model = HFModel(peer_of("mixtral"))
 

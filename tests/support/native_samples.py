@@ -147,6 +147,19 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "ssm_state_size": 16,
         "num_logits_to_keep": 0,
     },
+    "nemotron_h-experts": {
+        "num_hidden_layers": 5,
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "moe", "linear_attention"],
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 32,
+        "n_groups": 2,
+        "ssm_state_size": 16,
+        "num_logits_to_keep": 0,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "moe_shared_expert_intermediate_size": 64,
+    },
 }
 """Families with recurrent layers."""
 DTYPES = {

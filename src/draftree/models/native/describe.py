@@ -261,7 +261,7 @@ def mlp_of(layer: Any) -> Any:
     if hasattr(layer, "fc1"):
         return layer
     if (sublayer := first_part(layer, SUBLAYER)) is not None:
-        return sublayer if first_part(sublayer, *DOWN) is not None else None
+        return sublayer if has_experts(sublayer) or first_part(sublayer, *DOWN) is not None else None
     return part(layer, "mlp", "feed_forward", "block_sparse_moe", SHARED_EXPERT)
 
 

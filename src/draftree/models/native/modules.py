@@ -221,8 +221,8 @@ def experts_of(mlp: Any, hidden: int, *, names: Names, shared: Any = None) -> Ex
     gate = first_part(mlp, "shared_expert_gate")
     if gate is not None:
         shared = part(mlp, "shared_expert")
-    elif first_part(mlp, "shared_expert") is not None:
-        raise NativeUnavailableError("its shared expert has no gate")
+    elif shared is None:
+        shared = first_part(mlp, "shared_experts", "shared_expert")
     bias = first_part(router, *CHOICE_BIAS)
     bias = first_part(mlp, *CHOICE_BIAS) if bias is None else bias
     choice = _choice(router, bias, count, hidden)
@@ -230,7 +230,10 @@ def experts_of(mlp: Any, hidden: int, *, names: Names, shared: Any = None) -> Ex
     if shared is not None:
         shared_parts = {
             "shared_gate_up": linears_of(
-                shared, ("gate_proj", "up_proj"), ("gate_up_proj", "input_linear"), names=names
+                shared,
+                ("gate_proj", "up_proj") if hasattr(shared, "gate_proj") else ("up_proj",),
+                ("gate_up_proj", "input_linear"),
+                names=names,
             ),
             "shared_down": linear_of(part(shared, "down_proj", "output_linear"), "'down_proj'", names=names),
             "shared_gate": None if gate is None else linear_of(gate, "'shared_expert_gate'", names=names),
