@@ -136,11 +136,12 @@ ROUTERS: dict[str, dict[str, Any]] = {
     "dots1": {**ROUTED, "topk_group": 1, "moe_intermediate_size": 32, "n_shared_experts": 2},
     "granitemoe": ROUTED,
     "granitemoeshared": {**ROUTED, "shared_intermediate_size": 64},
+    "minimax_m2": ROUTED,
 }
 
 
 @pytest.mark.parametrize("family", ROUTERS)
-def test_shared_experts_without_gates_are_added(family: str) -> None:
+def test_routers_and_shared_experts_of_other_kinds(family: str) -> None:
     peer, tokens = fresh(family, **(SIZES | ROUTERS[family])), text(60)
     wanted = logits_of(peer, tokens)
     lm = lower(HFModel(peer))

@@ -307,7 +307,7 @@ def _routed(router: Any, x: Tensor, bias: Tensor | None, added: Tensor | None) -
     before = bias.clone()
     bias.copy_(added)
     try:
-        takes_bias = "expert_bias" in inspect.signature(router.forward).parameters
+        takes_bias = not inspect.signature(router.forward).parameters.keys().isdisjoint(CHOICE_BIAS)
         return router(x, bias) if takes_bias else router(x)
     finally:
         bias.copy_(before)
