@@ -78,7 +78,7 @@ class ChainSlot(Slot):
 
     @abstractmethod
     def adopt(self, cache: Any, length: int) -> None:
-        """Begin an empty slot with a cache that has read `length` tokens."""
+        """Begin an empty slot with what is kept of `length` tokens: a cache, or the tokens with their padding."""
 
     def commit(self, path: Sequence[int], keep: Sequence[int]) -> None:
         kept = [*path, *keep]
@@ -268,18 +268,22 @@ class CopiedSlot(ChainSlot):
 
 
 class RereadSlot(ChainSlot):
-    """Slot without a cache: every pass reads the whole text."""
+    """Slot without a cache: every pass reads the whole text, after its padding."""
 
-    __slots__ = ()
+    __slots__ = ("pads",)
+
+    def __init__(self, number: int, **place: int) -> None:
+        super().__init__(number, None, **place)
+        self.pads: list[int] = []
 
     def readings(self, job: Extend) -> Iterator[Reading]:
-        earlier = self.text + self.tentative
+        earlier = self.pads + self.text + self.tentative
         yield Reading(None, [*earlier, *job.tokens], 0, num_repeated=len(earlier))
         self.tentative += job.tokens
 
     def adopt(self, cache: Any, length: int) -> None:
-        self.text = list(cache)
-        assert len(self.text) == length, "its tokens are all that is kept of a prompt"
+        start = len(cache) - length
+        self.pads, self.text = cache[:start], cache[start:]
 
     def _leave(self, num_committed: int, num_kept: int) -> None:
         """Do nothing: there is no cache."""
@@ -290,6 +294,6 @@ class RereadSlot(ChainSlot):
 
     def fork(self, number: int, length: int) -> RereadSlot:
         self._require_prefix(length)
-        twin = RereadSlot(number, None, num_pads=self.num_pads, offset=self.offset)
-        twin.text = self.text[:length]
+        twin = RereadSlot(number, num_pads=self.num_pads, offset=self.offset)
+        twin.pads, twin.text = self.pads, self.text[:length]
         return twin

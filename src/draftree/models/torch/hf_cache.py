@@ -131,7 +131,7 @@ class CachedModel(TransformersModel):
     def open(self) -> ChainSlot:
         number = self._ids.take()
         if self._continuation is Continuation.REREAD:
-            return RereadSlot(number, None)
+            return RereadSlot(number)
         if self._crops:
             return CroppedSlot(number, copied(self._empty))
         return CopiedSlot(number, copied(self._empty), by_token=self._continuation is Continuation.TOKEN)
@@ -153,7 +153,7 @@ class CachedModel(TransformersModel):
         offsets = offsets_of(inputs.get("position_ids"), lengths, width)
         caches: list[Any]
         if rereads:
-            caches = [row[width - length : -1].tolist() for row, length in zip(input_ids, lengths, strict=True)]
+            caches = [row[:-1].tolist() for row in input_ids]
         else:
             if cache is None:
                 cache = self._without_last(input_ids, mask, extra_inputs)
@@ -230,41 +230,32 @@ class CachedModel(TransformersModel):
 
     def _forward(self, slot: ChainSlot, reading: Reading, begin: int, end: int, requested: list[int]) -> Tensor:
         """Read a part of the tokens, and return logits of the requested ones."""
-        tokens = reading.tokens[begin:end]
         rows = torch.tensor(requested or [0], device=self.device)  # the head needs at least one row
-        ids = torch.tensor([[0] * self._pads_before(slot) + tokens], device=self.device)
-        keep = {"logits_to_keep": rows + self._pads_before(slot)} if self._rows_keyword else {}
+        keep = {"logits_to_keep": rows} if self._rows_keyword else {}
+        ids = torch.tensor([reading.tokens[begin:end]], device=self.device)
         if self._continuation is Continuation.REREAD:
-            seen = torch.ones_like(ids)
-            seen[:, : slot.num_pads] = 0
-            output = self.model(**prompt_inputs(self.model, ids, mask=seen, use_cache=False), **keep)
-            rows = rows + slot.num_pads
+            mask = torch.ones_like(ids)
+            mask[:, : slot.num_pads] = 0
+            output = self.model(**prompt_inputs(self.model, ids, mask=mask, use_cache=False), **keep)
         else:
-            start = reading.start + begin
-            mask = self._mask(slot, reading.cache, slot.num_pads + start + len(tokens))
-            positions = torch.arange(start, start + len(tokens), device=self.device) + slot.offset
-            output = self.model(
-                input_ids=ids,
-                use_cache=True,
-                **{self._cache_name: reading.cache},
-                **keep,
-                **({} if mask is None else {"attention_mask": mask}),
-                **({"position_ids": positions.unsqueeze(0)} if self._takes_positions else {}),
-            )
-            reading.cache = self._cache_after(output, reading.cache)
+            output = self._continued(slot, reading, reading.start + begin, ids, keep)
         logits = output.logits[0] if self._rows_keyword else output.logits[0, rows]
         return (logits if logits.dtype == torch.float64 else logits.float())[: len(requested)]
 
-    def _mask(self, slot: ChainSlot, cache: Any, length: int) -> Tensor | None:
-        """Return what hides padding from attention; None if a model with states has none, or none of its attention."""
-        if not self._takes_mask or (not self._crops and not (slot.num_pads and has_keys(cache))):
-            return None
-        mask = torch.ones(1, length, dtype=torch.long, device=self.device)
-        mask[:, : slot.num_pads] = 0
-        return mask
-
-    def _pads_before(self, slot: ChainSlot) -> int:
-        return slot.num_pads if self._continuation is Continuation.REREAD else 0
+    def _continued(self, slot: ChainSlot, reading: Reading, start: int, ids: Tensor, keep: Mapping[str, Tensor]) -> Any:
+        """Read tokens of the text from `start` on into the cache of a reading, and return the model's output."""
+        inputs: dict[str, Any] = {"input_ids": ids, "use_cache": True, self._cache_name: reading.cache}
+        # without padding, and where only states are kept, a model with states needs no mask
+        if self._takes_mask and (self._crops or (slot.num_pads and has_keys(reading.cache))):
+            mask = torch.ones(1, slot.num_pads + start + ids.shape[1], dtype=torch.long, device=self.device)
+            mask[:, : slot.num_pads] = 0
+            inputs["attention_mask"] = mask
+        if self._takes_positions:
+            positions = torch.arange(start, start + ids.shape[1], device=self.device) + slot.offset
+            inputs["position_ids"] = positions.unsqueeze(0)
+        output = self.model(**inputs, **keep)
+        reading.cache = self._cache_after(output, reading.cache)
+        return output
 
     def _cache_after(self, output: Any, cache: Any) -> Any:
         """Return the cache after a pass: most change the one that they get, others return a new one."""
