@@ -17,6 +17,7 @@ import typer
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+import native_samples
 from draftree import LLM, SamplingParams
 from draftree.cli import models
 from draftree.core.errors import ModelLoadError
@@ -24,7 +25,7 @@ from draftree.loading import lowering, native_start
 from draftree.loading.load import load_model
 from draftree.loading.loaded import LoadedModel
 from families import drafter_folder, fresh
-from native_samples import in_c
+from native_samples import HYBRIDS, in_c
 from second_starts import OPTIONS, SIZES, logits
 
 pytestmark = [in_c, pytest.mark.usefixtures("store")]
@@ -74,6 +75,17 @@ def test_files_of_another_dtype(tmp_path: Path, dtype: torch.dtype, reads: list[
         reads.clear()
         assert torch.equal(*(logits(load_model(tmp_path / "half", **options)) for _ in range(2)))
         assert len(reads) == 1
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "falcon_h1", "lfm2"])
+def test_recurrent_layers_whose_files_are_finer_than_the_model(tmp_path: Path, family: str, reads: list[Path]) -> None:
+    fresh(family, **(native_samples.SIZES | HYBRIDS[family])).save_pretrained(tmp_path / family)
+    for options in ({"dtype": "bfloat16"}, {"dtype": "bfloat16", "quantization": "int4"}):
+        reads.clear()
+        first, second = (load_model(tmp_path / family, **options) for _ in range(2))
+        assert first.kernels.startswith("native")
+        assert len(reads) == 1
+        assert torch.equal(logits(first), logits(second))
 
 
 def test_weights_in_several_files(tmp_path: Path, reads: list[Path]) -> None:

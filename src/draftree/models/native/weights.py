@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +112,7 @@ class StoredWeight:
     file: str  # file in the model's folder
     key: str  # name in the file
     shape: tuple[int, ...]  # shape in the file
+    dtype: str = ""  # torch's name of its dtype in the model; empty for that in the file
 
 
 class FileWeights(Weights):
@@ -141,7 +142,8 @@ class FileWeights(Weights):
             self._mapped[name] = self._files[place.file].get_tensor(place.key)
             if place.file not in self._pages:
                 self._pages[place.file] = FilePages()
-        return self._mapped[name]
+        weight, dtype = self._mapped[name], self._places[name].dtype
+        return weight.to(getattr(torch, dtype)) if dtype else weight
 
     def release(self, name: str) -> None:
         self._pages[self._places[name].file].give_back(self._mapped.pop(name))
@@ -175,7 +177,8 @@ def places_in_files(model: Any, names: Iterable[str], folder: Path) -> dict[str,
                 stored.release(name)
     finally:
         stored.close()
-    return places
+    kinds = {name: str(parameters[name].dtype).removeprefix("torch.") for name in places}
+    return {name: replace(place, dtype=kinds[name]) for name, place in places.items()}
 
 
 def _place_of(name: str, stored_weights: Mapping[str, StoredWeight]) -> StoredWeight | None:
