@@ -61,18 +61,18 @@ def test_blocks_of_recurrences_run_natively(family: str, tmp_path: Path, monkeyp
 
 
 @in_c
-@pytest.mark.parametrize(("value_heads", "quantization"), [(2, "gguf"), (4, None)])
-def test_blocks_of_delta_nets_need_the_order_of_their_heads(
-    value_heads: int, quantization: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("value_heads", [2, 4])
+def test_blocks_of_delta_nets_run_in_any_order_of_heads(
+    value_heads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More value heads than key heads are in another order than in transformers: the file is converted once."""
+    """More value heads than key heads are in another order than in transformers."""
     monkeypatch.setenv("DRAFTREE_CACHE", private_cache(tmp_path / "cache"))
     sizes = {"hidden_size": 128, "head_dim": 32, "linear_key_head_dim": 16, "linear_value_head_dim": 32}
     model = hybrid_model("qwen35", **sizes, linear_num_value_heads=value_heads)
     write_hybrid("qwen35", tmp_path / "model.gguf", model=model, kind="Q8_0")
     loaded = load_model(tmp_path / "model.gguf", dtype="float32")
     assert isinstance(loaded.model, NativeModel)
-    assert loaded.model.quantization == quantization
+    assert loaded.model.quantization == "gguf"
     with torch.inference_mode():
         expected = model(input_ids=torch.tensor([PROMPT]), use_cache=False).logits[0]
     logits = at_once(loaded.model, PROMPT)

@@ -64,13 +64,7 @@ class BlockWeights(Weights):
 
     def blocks(self, name: str) -> RowBlocks | None:
         kind = self.block_kind(name)
-        if kind is None:
-            return None
-        try:
-            order = self._source.order(name)
-        except ValueError as error:  # it is no order of rows
-            raise NativeUnavailableError(f"the columns of '{name}' have another order than passes need") from error
-        return RowBlocks(kind, self._source.rows(name), order)
+        return None if kind is None else RowBlocks(kind, self._source.rows(name), self._source.order(name))
 
     def block_kind(self, name: str) -> str | None:
         kind = self._source.kind(name)
