@@ -77,8 +77,8 @@ DRAFTER: tuple[str, dict[str, Any]] = (
         "hidden_size": 96,
         "intermediate_size": 256,
         "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
     },
 )
 
