@@ -219,7 +219,7 @@ processor has bfloat16 instructions."""
 def _own_logits(model: Any, reference: Callable[[Any], ReferenceLogits]) -> ReferenceLogits:
     """Return logits of a model's own forward pass, before its attention is replaced."""
     try:
-        return reference(model)
+        logits = reference(model)
     except UnsupportedModelError:
         raise
     except Exception as error:  # a model's own code may raise anything
@@ -227,6 +227,9 @@ def _own_logits(model: Any, reference: Callable[[Any], ReferenceLogits]) -> Refe
             f"{type(model).__name__} fails in its own forward pass ({first_line(error)}): its architecture is not "
             "supported"
         ) from error
+    if any(bool(rows.isnan().any()) for rows in logits.logits.values()):
+        raise ModelLoadError(f"the logits of {type(model).__name__} are not numbers: its weights are damaged")
+    return logits
 
 
 def wrap_checked(model: Any, name: str, *, shapes: Shapes | None = None) -> HFModel | CachedModel:
