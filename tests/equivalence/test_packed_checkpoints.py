@@ -20,7 +20,7 @@ from draftree.loading.load import load_model
 from draftree.loading.native_start import packed_folders
 from draftree.weights.packed_checkpoint import PackedCheckpoint, quantization_of
 from families import VOCAB_SIZE
-from native_samples import in_c
+from native_samples import HYBRIDS, in_c
 from packed_samples import AWQ, COMPRESSED, GPTQ, awq, compressed, gptq, packed_folder
 from second_starts import logits
 from slot_samples import at_once
@@ -48,6 +48,19 @@ def test_logits_are_those_of_the_values(
         assert (found.float() - own).abs().max() < 1e-3 * own.abs().max()
     again = load_model(folder, dtype="float32")
     assert torch.equal(logits(loaded), logits(again))
+
+
+@pytest.mark.parametrize(("family", "changes"), [("lfm2", {}), ("bamba", {"mamba_n_heads": 8})])
+def test_recurrent_layers_keep_their_small_weights(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    changes = HYBRIDS[family] | changes
+    folder, peer = packed_folder(tmp_path, GPTQ, gptq, symmetric=True, family=family, **changes)
+    loaded = load_model(folder, dtype="float32")
+    assert loaded.model.is_exact
+    tokens = torch.randint(3, VOCAB_SIZE, (40,), generator=torch.Generator().manual_seed(1)).tolist()
+    with torch.no_grad():
+        wanted = peer(torch.tensor([tokens]), use_cache=False).logits[0].float()
+    error = (at_once(loaded.model, tokens) - wanted).pow(2).mean().sqrt()
+    assert error < 0.03 * (wanted.max() - wanted.min())
 
 
 @pytest.mark.parametrize(

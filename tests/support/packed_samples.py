@@ -70,15 +70,21 @@ def compressed(stem: str, codes: Tensor, scales: Tensor, zeros: Tensor) -> dict[
 
 
 def packed_folder(
-    where: Path, settings: dict[str, Any], pack: Callable[..., dict[str, Tensor]], *, symmetric: bool
+    where: Path,
+    settings: dict[str, Any],
+    pack: Callable[..., dict[str, Tensor]],
+    *,
+    symmetric: bool,
+    family: str = "llama",
+    **changes: Any,
 ) -> tuple[Path, Any]:
     """A packed checkpoint, and the model of the values that it stands for."""
-    model = fresh("llama", **SIZES)
+    model = fresh(family, **(SIZES | changes))
     folder = where / "packed"
     model.save_pretrained(folder)
     found = {}
     for name, weight in load_file(folder / "model.safetensors").items():
-        if "proj" not in name:
+        if "layers" not in name or weight.dim() != 2:
             found[name] = weight
             continue
         codes, scales, zeros = rounded(weight, symmetric=symmetric)

@@ -214,7 +214,8 @@ class PackedCheckpoint:
         suffix = self._names.codes
         stems = [key.removesuffix(suffix) for key in self._files if key.endswith(f".{suffix}")]
         self._packed = {f"{stem}weight": self._checked_shape(stem) for stem in stems}
-        dense = {key for key in self._files if key.endswith((".weight", ".bias"))}
+        parts = {f"{stem}{part}" for stem in stems for part in (*self._names, SHAPE)}
+        dense = {key for key, header in self._headers.items() if key not in parts and header.dtype in FLOATS}
         # names of all parameters in the transformers model
         self.sources = {name: name for name in self._packed.keys() | dense}
         self._read: tuple[str, Codes] | None = None
