@@ -164,7 +164,7 @@ def read_targets(path: Path) -> list[KnownTarget]:
         return [
             KnownTarget(
                 models=tuple(_typed(model, str) for model in _typed(target["models"], list)),
-                shape=Shape(**target.get("shape", {})),
+                shape=_shape(target.get("shape", {})),
                 drafters=tuple(_drafter(drafter) for drafter in _typed(target["drafters"], list)),
             )
             for target in values["targets"]
@@ -176,6 +176,14 @@ def read_targets(path: Path) -> list[KnownTarget]:
             f"'{path}' is not a list of drafters ({error}): correct it, or remove it; the guide on the automatic "
             "drafter describes the format"
         ) from error
+
+
+def _shape(values: Mapping[str, Any]) -> Shape:
+    shape = Shape(**values)
+    for name, value in asdict(shape).items():
+        if value is not None:
+            _typed(value, str if name == "model_type" else int)
+    return shape
 
 
 def _drafter(values: Mapping[str, Any]) -> KnownDrafter:
@@ -250,10 +258,13 @@ def snapshot_of(repository: str, revision: str | None = None) -> Path | None:
     place = hub_cache() / f"models--{repository.replace('/', '--')}"
     try:
         commit = (place / "refs" / (revision or "main")).read_text(encoding="utf-8").strip()
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         commit = revision or next((path.name for path in sorted(place.glob("snapshots/*"))), "")
     folder = place / "snapshots" / commit
-    return folder if commit and (folder / CONFIG).is_file() else None
+    try:
+        return folder if commit and (folder / CONFIG).is_file() else None
+    except OSError:  # no permission, or a name that no file can have
+        return None
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -425,6 +436,8 @@ def _named(known: KnownDrafter, made_for: KnownTarget, way: str, target: Target)
         reason = f"it is for {made_for.models[0]}, and {difference}"
     if reason is None and known.kind == MTP and not known.id and target.place is not None:
         reason = "the files here have no MTP layers that can be read"  # else `_in_checkpoint` has found them
+    if reason is None and place is None and known.id not in ("", *CATALOGUE) and not HUB_ID.fullmatch(known.id):
+        reason = "there is no such folder or file"
     found = FoundDrafter(known=known, matched=way, place=place, where=where, reason=reason)
     return found if reason is not None else replace(found, reason=reason_against(found, target))
 
@@ -534,7 +547,8 @@ def _small_files(target: Target) -> list[Path]:
     if target.place is None or not target.is_file:
         return []
     largest = MOST_SHARE * target.place.stat().st_size
-    return sorted(path for path in target.place.parent.glob("*.gguf") if path.stat().st_size <= largest)
+    files = [path for path in target.place.parent.glob("*.gguf") if path.is_file()]
+    return sorted(path for path in files if path.stat().st_size <= largest)
 
 
 def _architecture(file: Path) -> str:

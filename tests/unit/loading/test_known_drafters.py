@@ -252,6 +252,16 @@ def test_the_snapshot_of_a_repository_follows_its_reference(places: Path, target
     assert new.name == COMMIT
 
 
+@pytest.mark.parametrize("reference", [b"\xff\xfe", b"0" * 5000], ids=["bytes", "long"])
+def test_a_damaged_reference_hides_no_other_drafter(
+    reference: bytes, target: Path, places: Path, tmp_path: Path
+) -> None:
+    put_in_hub(places, "maker/tiny", target)
+    (places / "models--maker--tiny" / "refs" / "main").write_bytes(reference)
+    shutil.copytree(head_folder(tmp_path / "heads", "dflash"), target.parent / "beside")
+    assert one(found_for(target)).known.kind == "dflash"
+
+
 def test_heads_are_found_in_the_order_of_auto(target: Path, places: Path, tmp_path: Path) -> None:
     own = own_folder()
     assert own is not None
@@ -341,6 +351,7 @@ def test_the_layouts_of_others_are_found(target: Path, tmp_path: Path) -> None:
         ('{"format": 1, "targets": [{"models": ["a/b"], "drafters": [{"kind": "eagle3", "url": "x"}]}]}', "'url'"),
         ('{"format": 1, "targets": [{"models": ["a/b"], "drafters": [{"kind": 3}]}]}', "wrong type"),
         ('{"format": 1, "targets": [{"drafters": []}]}', "models"),
+        ('{"format": 1, "targets": [{"models": [], "shape": {"vocab_size": "9"}, "drafters": []}]}', "wrong type"),
     ],
 )
 def test_a_wrong_list_of_the_user_is_named(content: str, words: str, target: Path) -> None:
@@ -349,6 +360,11 @@ def test_a_wrong_list_of_the_user_is_named(content: str, words: str, target: Pat
     with pytest.raises(ConfigurationError, match=words) as caught:
         found_for(target)
     assert str(place) in str(caught.value)
+
+
+def test_a_folder_that_is_gone_is_not_published(target: Path, tmp_path: Path) -> None:
+    name_them(drafters=[{"kind": kind, "id": str(tmp_path / kind)} for kind in ("eagle3", SIBLING)])
+    assert {each.reason for each in found_for(target)} == {"there is no such folder or file"}
 
 
 # MTP layers in the checkpoint
@@ -426,6 +442,7 @@ def test_a_smaller_gguf_file_drafts_for_one_next_to_it(tmp_path: Path, monkeypat
     folder = tmp_path / "files"
     folder.mkdir()
     large = written(folder, sizes={"hidden_size": 512, "intermediate_size": 768}).rename(folder / "large.gguf")
+    (folder / "gone.gguf").symlink_to(folder / "nowhere")
     small = written(folder).rename(folder / "small.gguf")
     (folder / "plain.gguf").unlink()
     head = gguf.GGUFWriter(folder / "head.gguf", "eagle3")
