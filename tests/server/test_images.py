@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,16 @@ def test_other_urls_are_refused(server: Running, url: str, words: str) -> None:
     error = answer.json()["error"]
     assert words in error["message"]
     assert error["param"] == "messages[0].content[0].image_url"
+
+
+def test_half_of_a_surrogate_pair_names_no_file(server: Running) -> None:
+    for url in ("file:\ud800", "\ud800"):
+        content = [{"type": "image_url", "image_url": {"url": url}}]
+        body = json.dumps({"model": NAME, "messages": [{"role": "user", "content": content}]})
+        headers = {"content-type": "application/json"}
+        answer = HTTP.post(server.url + "/v1/chat/completions", content=body, headers=headers)
+        assert answer.status_code == 400
+        assert "\\ud800' in the image folder" in answer.json()["error"]["message"]
 
 
 def test_a_damaged_image_is_refused(server: Running) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from draftree.core.errors import InvalidRequestError
+from draftree.core.errors import InvalidRequestError, harmless
 from draftree.serve.errors import invalid
 from draftree.text.chat.images import bytes_of_data_url, shown
 from draftree.text.chat.messages import IMAGES
@@ -32,14 +32,14 @@ def image_source(url: str, folder: str | None, *, place: str) -> bytes | Path:
     if folder is None:
         raise invalid(f"'{place}' is no data URL, and this server reads no files (--image-folder): send one", place)
     root = Path(folder).resolve()
-    name = os.fsdecode(unquote_to_bytes(rest.removeprefix("//"))) if scheme == "file" else url
     try:
+        name = os.fsdecode(unquote_to_bytes(rest.removeprefix("//"))) if scheme == "file" else url
         path = (root / name).resolve()
         is_offered = path.is_relative_to(root) and path.is_file()
     except (OSError, ValueError):  # a name that no file can have
         is_offered = False
     if not is_offered:
-        raise invalid(f"'{place}': there is no file '{shown(url)}' in the image folder", place)
+        raise invalid(f"'{place}': there is no file '{harmless(shown(url))}' in the image folder", place)
     return path
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from draftree.core.errors import InvalidRequestError
+from draftree.text.chat import images
+from draftree.text.chat.images import read_images
 from draftree.text.chat.messages import conversation_of, has_images
 from draftree.text.tokenizer import Tokenizer
 from text_backends import CHAT_TEMPLATE, byte_level
@@ -80,3 +83,15 @@ def test_a_model_of_text_names_the_image() -> None:
 def test_a_part_without_an_image_is_refused(part: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError, match="Part 0 of message 0 of the chat names no image"):
         conversation_of([{"role": "user", "content": [part]}])
+
+
+def test_what_is_no_image_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "notes.png"
+    path.write_text("not an image")
+    with pytest.raises(InvalidRequestError, match=r"^the image cannot be read \(its format is not recognized\): give"):
+        read_images([path])
+    monkeypatch.setattr(images, "MAX_BYTES", 5)
+    with pytest.raises(InvalidRequestError, match=f"^the image '{path}' has 12 bytes, and 5 are allowed"):
+        read_images([path])
+    with pytest.raises(InvalidRequestError, match=r"^the image 'file:.+' cannot be read: .+surrogates not allowed"):
+        read_images(["file:\ud800"])

@@ -67,7 +67,12 @@ def _read_image(source: Any, *, most: int) -> Any:
 
 
 def _damaged(error: Exception) -> InvalidRequestError:
-    reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
+    from PIL import UnidentifiedImageError
+
+    if isinstance(error, UnidentifiedImageError):  # its words are the address of a stream
+        reason = "its format is not recognized"
+    else:
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
     return InvalidRequestError(f"the image cannot be read ({reason}): give a whole {', '.join(FORMATS)} file")
 
 
@@ -86,16 +91,18 @@ def _bytes_of(source: Any) -> bytes:
         raise InvalidRequestError(
             f"the image '{shown(spelled)}' is a remote URL, and these are not fetched: give a data URL or a file"
         )
-    path = expanded(_local_path(rest) if separator and scheme.lower() == "file" else spelled)
     try:
+        path = expanded(_local_path(rest) if separator and scheme.lower() == "file" else spelled)
         if path.stat().st_size > MAX_BYTES:
             raise InvalidRequestError(
                 f"the image '{path}' has {path.stat().st_size} bytes, and {MAX_BYTES} are allowed: make it smaller"
             )
         return path.read_bytes()
+    except InvalidRequestError:
+        raise
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise InvalidRequestError(f"the image '{shown(str(path))}' cannot be read: {reason}") from error
+        raise InvalidRequestError(f"the image '{shown(str(spelled))}' cannot be read: {reason}") from error
 
 
 def _local_path(rest: str) -> Path:
