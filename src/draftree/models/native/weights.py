@@ -90,15 +90,15 @@ class ModelWeights(Weights):
     def __init__(self, model: Any, *, keeps: bool = False) -> None:
         self._model = model
         self._keeps = keeps
-        buffers = dict(model.named_buffers(remove_duplicate=False))  # never released
-        self._parameters: dict[str, Tensor] = buffers | dict(model.named_parameters(remove_duplicate=False))
+        self._parameters: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+        self._buffers: dict[str, Tensor] = dict(model.named_buffers(remove_duplicate=False))  # never released
         self._pages = FilePages()
 
     def get(self, name: str) -> Tensor:
-        return self._parameters[name].detach()
+        return (self._buffers if name in self._buffers else self._parameters)[name].detach()
 
     def release(self, name: str) -> None:
-        if self._keeps:
+        if self._keeps or name in self._buffers:
             return
         weight = self._parameters.pop(name)
         self._pages.give_back(weight)
