@@ -63,8 +63,8 @@ MOST_TIMES = 8.0
 tokens."""
 PREFIX = 16
 REPEATS = 3
-ENOUGH_SECONDS = 0.01
-"""Passes of one number of rows are repeated until they took this long."""
+ENOUGH_SECONDS = 0.05
+"""Passes of one number of rows are repeated until they took this long: longer than a turn of another process."""
 
 _MEASURED: WeakKeyDictionary[LanguageModel, dict[Clock, dict[int, float]]] = WeakKeyDictionary()
 
