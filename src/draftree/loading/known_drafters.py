@@ -361,8 +361,11 @@ _QUANTIZED = re.compile(
 
 
 def bare_name(name: str) -> str:
-    """Return the last part of an id or a name without what quantized copies append, in small letters."""
-    return _QUANTIZED.sub("", name.rpartition("/")[2]).lower()
+    """Return the last part of an id or a name without what quantized copies append, in small letters.
+
+    Llama 3.1 was published as Meta-Llama-3.1 first, which many copies are still named after.
+    """
+    return _QUANTIZED.sub("", name.rpartition("/")[2]).lower().removeprefix("meta-")
 
 
 def matches(target: Target) -> list[tuple[KnownTarget, str, bool]]:

@@ -107,6 +107,7 @@ POPULAR = {
     "openai/gpt-oss-20b": "z-lab/gpt-oss-20b-DFlash",
     "openai/gpt-oss-120b": "z-lab/gpt-oss-120b-DFlash",
     "meta-llama/Llama-3.1-8B-Instruct": "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3",
+    "meta-llama/Meta-Llama-3.1-8B-Instruct": "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3",
     "meta-llama/Llama-3.3-70B-Instruct": "RedHatAI/Llama-3.3-70B-Instruct-speculator.eagle3",
     "deepseek-ai/DeepSeek-V4-Flash": "RedHatAI/DeepSeek-V4-Flash-speculator.dflash",
     "zai-org/GLM-5.3": "RedHatAI/GLM-5.3-speculator.dspark",
