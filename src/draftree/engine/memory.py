@@ -173,11 +173,12 @@ class SlotAllocator:
         """Refuse what can never fit, with the numbers."""
         need = self._budget.slot_bytes(sequence.limit + sequence.source_length)
         if need > self._budget.sequence_bytes:
+            per_text = self._budget.state_bytes + self._budget.round_bytes
             raise InvalidRequestError(
                 f"a text of up to {sequence.limit} tokens, the prompt included, needs {_megabytes(need)} "
-                f"({self._budget.token_bytes} bytes a token), but texts may take "
-                f"{_megabytes(self._budget.sequence_bytes)}, enough for {self._budget.longest or 0} tokens: "
-                "shorten the prompt, or lower max_tokens",
+                f"({self._budget.token_bytes} bytes a token, and {_megabytes(per_text)} for states and logits), but "
+                f"texts may take {_megabytes(self._budget.sequence_bytes)}, enough for "
+                f"{self._budget.longest or 0} tokens: shorten the prompt, or lower max_tokens",
                 param="max_tokens",
             )
 
@@ -372,4 +373,4 @@ class SlotAllocator:
 
 
 def _megabytes(count: int) -> str:
-    return f"{count / 1e6:,.0f} MB"
+    return f"{count / 1e6:,.{0 if count >= 10_000_000 else 2}f} MB"

@@ -25,7 +25,7 @@ from draftree.core.host import return_free_memory
 from draftree.loading.loaded import LoadedModel
 from draftree.loading.native_start import GGUF, PackedStart, start_key
 from draftree.loading.resolve import is_block_file
-from draftree.loading.transformers_model import config_of, eos_ids_from
+from draftree.loading.transformers_model import config_of, eos_ids_from, quiet
 from draftree.models.base import Extend, Pass
 from draftree.models.check import NATIVE_LENGTHS, check, reference_logits, rounds_alike, tokens_of_check
 from draftree.models.native.blueprint import LayerBlueprint, LinearRecurrence
@@ -113,7 +113,7 @@ def _first_start(
     config, templates = _short_config(folder, source)
     short = _dequantized(config, source, dtype)
     eos_ids = eos_ids_from(folder, short)
-    with in_float32(short), with_rounded_inputs(short):
+    with quiet(), in_float32(short), with_rounded_inputs(short):
         reference = reference_logits(short)
     few = plan_model(short)
     if source.has_tiled_heads:

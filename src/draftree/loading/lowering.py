@@ -15,7 +15,7 @@ from draftree.loading.image_text import text_part
 from draftree.loading.loaded import LoadedModel
 from draftree.loading.native_start import PackedStart
 from draftree.loading.references import checked_packed, in_float32, packed_source_reference, require_ok, require_packed
-from draftree.loading.transformers_model import eos_ids_in, first_line
+from draftree.loading.transformers_model import eos_ids_in, first_line, quiet
 from draftree.models.check import (
     NATIVE_LENGTHS,
     QUANTIZED_TOLERANCE,
@@ -41,7 +41,8 @@ logger = logging.getLogger(__name__)
 @contextmanager
 def _conversion(name: str) -> Iterator[None]:
     try:
-        yield
+        with quiet():  # what transformers advises is about its own passes, which run only here
+            yield
     except (NativeUnavailableError, ModelLoadError, BudgetError):
         raise
     except Exception as error:  # a model's own code may raise anything

@@ -219,7 +219,8 @@ processor has bfloat16 instructions."""
 def _own_logits(model: Any, reference: Callable[[Any], ReferenceLogits]) -> ReferenceLogits:
     """Return logits of a model's own forward pass, before its attention is replaced."""
     try:
-        logits = reference(model)
+        with quiet():
+            logits = reference(model)
     except UnsupportedModelError:
         raise
     except Exception as error:  # a model's own code may raise anything
