@@ -32,7 +32,7 @@ from draftree.engine.prompts import AsyncPromptEncoder, is_long
 from draftree.engine.sequence import FinishReason, Update, WritingSequence
 from draftree.llm import LLM
 from draftree.models.base import Extend, LanguageModel, Pass, Slot
-from draftree.models.image_prompt import refuse_images
+from draftree.models.images import refuse_images
 from draftree.models.source import FeatureSource
 from draftree.options import (
     DecoderOptions,

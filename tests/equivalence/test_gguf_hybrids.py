@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from draftree import LLM, SamplingParams
 from draftree.loading.load import load_model
+from draftree.models.base import LanguageModel
 from draftree.models.native.model import NativeModel
 from hybrid_gguf import FULL, hybrid_model, write_hybrid
 from native_samples import in_c
@@ -44,6 +46,13 @@ NATIVE = {
 }
 
 
+def error_of(loaded: LanguageModel, model: Any) -> float:
+    """The largest difference from the logits of the model before rounding, as a share of their range."""
+    with torch.inference_mode():
+        expected = model(input_ids=torch.tensor([PROMPT]), use_cache=False).logits[0]
+    return float((at_once(loaded, PROMPT) - expected).abs().max() / (expected.max() - expected.min()))
+
+
 @in_c
 @pytest.mark.parametrize("family", NATIVE)
 def test_blocks_of_recurrences_run_natively(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,10 +63,7 @@ def test_blocks_of_recurrences_run_natively(family: str, tmp_path: Path, monkeyp
     loaded = load_model(tmp_path / "model.gguf", dtype="float32").model
     assert isinstance(loaded, NativeModel)
     assert loaded.is_exact
-    with torch.inference_mode():
-        expected = model(input_ids=torch.tensor([PROMPT]), use_cache=False).logits[0]
-    logits = at_once(loaded, PROMPT)
-    assert (logits - expected).abs().max() < 0.05 * (expected.max() - expected.min())
+    assert error_of(loaded, model) < 0.05
 
 
 @in_c
@@ -73,10 +79,7 @@ def test_blocks_of_delta_nets_run_in_any_order_of_heads(
     loaded = load_model(tmp_path / "model.gguf", dtype="float32")
     assert isinstance(loaded.model, NativeModel)
     assert loaded.model.quantization == "gguf"
-    with torch.inference_mode():
-        expected = model(input_ids=torch.tensor([PROMPT]), use_cache=False).logits[0]
-    logits = at_once(loaded.model, PROMPT)
-    assert (logits - expected).abs().max() < 0.2 * (expected.max() - expected.min())
+    assert error_of(loaded.model, model) < 0.2
 
 
 @in_c
@@ -89,7 +92,4 @@ def test_blocks_of_every_layer_run_natively(tmp_path: Path, monkeypatch: pytest.
     loaded = load_model(tmp_path / "model.gguf", dtype="float32").model
     assert isinstance(loaded, NativeModel)
     assert loaded.is_exact
-    with torch.inference_mode():
-        expected = model(input_ids=torch.tensor([PROMPT]), use_cache=False).logits[0]
-    logits = at_once(loaded, PROMPT)
-    assert (logits - expected).abs().max() < 0.05 * (expected.max() - expected.min())
+    assert error_of(loaded, model) < 0.05

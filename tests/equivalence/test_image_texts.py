@@ -16,7 +16,7 @@ from draftree import LLM, AsyncLLM, SamplingParams
 from draftree.core.errors import InvalidRequestError
 from draftree.engine.memory import SlotAllocator
 from draftree.loading.images import load_processor
-from draftree.models.image_prompt import ImagePrompt
+from draftree.models.images import ImagePrompt
 from draftree.outputs import Completion
 from draftree.text.chat import images
 from families import drafter_folder
@@ -120,7 +120,7 @@ def test_layers_that_share_keys_and_values(where: Path) -> None:
 def test_keys_and_values_of_8_bits_are_not_those_of_an_image(where: Path) -> None:
     llm = load("llava", where, native=True, kv_dtype="int8")
     assert llm.chat(asked("w5"), GREEDY)[0].token_ids
-    with pytest.raises(InvalidRequestError, match="leave kv_dtype out"):
+    with pytest.raises(InvalidRequestError, match="without kv_dtype"):
         llm.chat(asked("w5", picture(1)), GREEDY)
 
 

@@ -16,7 +16,7 @@ from draftree.engine.prompts import PromptEncoder
 from draftree.engine.sequence import DecoderInput, DecoderPrompt, SourceOrTokens, decoder_input
 from draftree.loading.load import load_model
 from draftree.models.base import LanguageModel
-from draftree.models.image_prompt import refuse_images
+from draftree.models.images import refuse_images
 from draftree.models.source import FeatureSource
 from draftree.options import DecoderOptions, Messages, Prompt, RequestOptions, prompt_list, require_decoder_options
 from draftree.text.detokenize import Detokenizer

@@ -15,11 +15,12 @@ from draftree.core.errors import ConfigurationError, InvalidRequestError, Unsupp
 from draftree.dropin.refusals import WITHOUT, refuse_cache
 from draftree.loading.loaded import LoadedModel
 from draftree.loading.transformers_model import first_line
-from draftree.models.base import Extend, LanguageModel, Pass, Slot
+from draftree.models.base import LanguageModel, Slot
 from draftree.models.check import TOLERANCE
 from draftree.models.source import HiddenSource
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.hf_cache import CachedModel
+from draftree.models.torch.images import adopted
 from draftree.models.torch.inspection import CACHE_NAMES, ReadPrompt
 from draftree.options import AUTO_DRAFT
 from draftree.sampling.controls import Controls, build_controls
@@ -158,12 +159,9 @@ def read_prompts(
 @torch.inference_mode()
 def _error(target: HFModel | CachedModel, last: int, prompt: ReadPrompt) -> float:
     """Difference of the last token's logits, read from a slot, from the model's own, as a share of their spread."""
-    slot = target.adopt(prompt)
-    logits = target.run(Pass([Extend(slot, [last], [-1])])).logits.tensor()[0]
+    slot, error = adopted(target, prompt, last)
     target.close(slot)
-    spread = float(prompt.logits.amax() - prompt.logits.amin()) or 1.0
-    error = float((logits - prompt.logits).abs().max()) / spread
-    return float("inf") if error != error else error
+    return error
 
 
 _KNOWN = frozenset({*NOT_READ, "cache_position", "decoder_attention_mask", "encoder_outputs"})

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, final
 from draftree.core.errors import InvalidRequestError, blaming
 from draftree.engine.sequence import DecoderPrompt
 from draftree.models.base import LanguageModel
-from draftree.models.image_prompt import ImageProcessor, ImagePrompt
+from draftree.models.images import ImageProcessor, ImagePrompt
 from draftree.models.source import EncoderDecoder
 from draftree.options import (
     Messages,
@@ -173,7 +173,7 @@ class PromptEncoder:
 
     def _require_images(self) -> ImageProcessor:
         if self.images is None:
-            raise InvalidRequestError("the prompt has an image, and this model reads no images: leave the image out")
+            raise InvalidRequestError("the prompt has an image, but this model reads no images: remove it")
         return self.images
 
     def encode_prompt(

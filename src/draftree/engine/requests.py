@@ -21,8 +21,7 @@ from draftree.drafters.base import NO_DRAFTS
 from draftree.engine.parts import EngineParts
 from draftree.engine.sequence import ClientDrafts, DecoderInput, SourceOrTokens, WritingSequence, decoder_input
 from draftree.models.base import SlotRequest
-from draftree.models.image_prompt import ImagePrompt
-from draftree.models.images import ImageReader
+from draftree.models.images import ImagePrompt, ImageReader
 from draftree.models.source import EncoderDecoder, FeatureSource
 from draftree.options import AUTO_DRAFT, NO_DRAFT, RequestKeywords, RequestOptions, shown_value
 from draftree.sampling.controls import Controls, build_controls
@@ -118,10 +117,10 @@ class SequenceFactory:
     def _with_images(self, prompt: ImagePrompt, params: SamplingParams) -> ImagePrompt:
         """Return a prompt with images that slots can be opened on."""
         if self.images is None:
-            raise InvalidRequestError("the prompt has images, and this model reads none: leave them out")
+            raise InvalidRequestError("the prompt has images, but this model reads no images: remove them")
         for name in ("prompt_logprobs", "truncate_prompt_tokens"):
             if getattr(params, name) is not None:
-                raise InvalidRequestError(f"{name} is for prompts without images: leave it out", param=name)
+                raise InvalidRequestError(f"{name} is for prompts without images: remove it", param=name)
         try:
             return self.images.prepared(prompt)
         except UnsupportedModelError as error:

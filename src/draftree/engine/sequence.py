@@ -15,7 +15,7 @@ from draftree.core.types import SequenceRecord
 from draftree.drafters.base import Drafter, DraftTraits, SequenceView
 from draftree.engine.forced_tokens import ForcedTokens
 from draftree.models.base import LanguageModel, Slot
-from draftree.models.image_prompt import ImagePrompt
+from draftree.models.images import ImagePrompt
 from draftree.models.source import EncoderDecoder, FeatureSource, Source, TokenSource
 from draftree.options import WholeStart
 from draftree.planners.base import Planner

@@ -11,8 +11,7 @@ from draftree.core.files import JsonError, read_json
 from draftree.loading.loaded import LoadedModel
 from draftree.loading.transformers_model import config_of, first_line, read_model
 from draftree.models.base import LanguageModel
-from draftree.models.image_prompt import ImageProcessor, PromptProcessor
-from draftree.models.images import ImageReader
+from draftree.models.images import ImageProcessor, ImageReader, PromptProcessor
 from draftree.models.native.model import NativeModel
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.hf_cache import CachedModel

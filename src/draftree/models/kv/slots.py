@@ -262,7 +262,7 @@ class SlotStates(ABC):
 
     @abstractmethod
     def reserve(self, num_slots: int) -> None:
-        """Make room for `num_slots` slots; those of open slots are kept."""
+        """Make room for `num_slots` slots, and keep the states of the open ones."""
 
     @abstractmethod
     def open(self, slot: KVSlot) -> None:

@@ -354,7 +354,7 @@ class RecurrentStates(SlotStates):
         return self._free.pop()
 
     def _provide(self, count: int) -> None:
-        """Make room for so many more spare rows."""
+        """Make room for this many more spare rows."""
         missing = count - len(self._free)
         if missing > 0:
             first = self.memory.num_spare

@@ -17,8 +17,7 @@ from torch import Tensor
 from draftree.core.errors import DraftreeError, UnsupportedModelError
 from draftree.models.base import Extend, Pass, Slot
 from draftree.models.check import QUANTIZED_TOLERANCE, TOLERANCE
-from draftree.models.image_prompt import ImagePrompt
-from draftree.models.images import ImageReader
+from draftree.models.images import ImagePrompt, ImageReader
 from draftree.models.native.model import NativeModel
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.hf_cache import CachedModel
@@ -71,7 +70,7 @@ class OwnPassReader(ImageReader):
     def prepared(self, prompt: ImagePrompt) -> ImagePrompt:
         if isinstance(self._target, NativeModel) and self._target.kv_dtype is not None:
             raise UnsupportedModelError(
-                f"keys and values of images are not stored as {self._target.kv_dtype}: leave kv_dtype out"
+                f"images cannot be read with kv_dtype={self._target.kv_dtype!r}: load the model without kv_dtype"
             )
         with self._lock:
             if self._source is None:
