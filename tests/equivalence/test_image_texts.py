@@ -296,7 +296,7 @@ def test_an_image_that_cannot_be_read_is_refused(source: Any, message: str, wher
     llm = load("llava", where, draft="none")
     with pytest.raises(InvalidRequestError, match=message) as error:
         llm.chat(asked("w5", source), GREEDY)
-    assert error.value.param == "messages"
+    assert error.value.param == "messages[0].content[0].image"
 
 
 def test_limits_of_images(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:

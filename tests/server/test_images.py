@@ -137,7 +137,7 @@ def test_other_urls_are_refused(server: Running, url: str, words: str) -> None:
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert words in error["message"]
-    assert error["param"] == "messages[0].content[0].image_url"
+    assert error["param"] == "messages[0].content[0].image_url.url"
 
 
 def test_half_of_a_surrogate_pair_names_no_file(server: Running) -> None:
@@ -150,11 +150,84 @@ def test_half_of_a_surrogate_pair_names_no_file(server: Running) -> None:
         assert "\\ud800' in the image folder" in answer.json()["error"]["message"]
 
 
+DAMAGED = base64.b64encode(PNG[:100]).decode()
+
+
 def test_a_damaged_image_is_refused(server: Running) -> None:
-    answer = asked(server, "data:image/png;base64," + base64.b64encode(PNG[:100]).decode())
+    answer = asked(server, f"data:image/png;base64,{DAMAGED}")
     assert answer.status_code == 400
     assert "the image cannot be read" in answer.json()["error"]["message"]
-    assert answer.json()["error"]["param"] == "messages"
+    assert answer.json()["error"]["param"] == "messages[0].content[0].image_url.url"
+
+
+def test_every_protocol_names_the_field_of_a_wrong_image(server: Running) -> None:
+    url = f"data:image/png;base64,{DAMAGED}"
+    text = {"type": "text", "text": "w5"}
+    block = {"type": "image", "source": {"type": "base64", "data": DAMAGED}}
+    result = {"type": "tool_result", "tool_use_id": "call", "content": [text, block]}
+    bodies: list[tuple[str, dict[str, Any], str]] = [
+        (
+            "/v1/messages",
+            {"system": "w3", "messages": [{"role": "user", "content": [result, text]}], "max_tokens": 1},
+            "messages[0].content[0].content[1].source.data",
+        ),
+        (
+            "/v1/responses",
+            {
+                "instructions": "w3",
+                "input": [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}],
+            },
+            "input[0].content[0].image_url",
+        ),
+        ("/api/chat", {"messages": [{"role": "user", "content": "w5", "images": [BASE64, DAMAGED]}]}, "images[1]"),
+        ("/api/generate", {"prompt": "w5", "system": "w3", "images": [DAMAGED]}, "images[0]"),
+    ]
+    for path, body, place in bodies:
+        answer = post(server, path, body)
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert place in (error if isinstance(error, str) else error["message"]), path
+
+
+def test_results_of_tools_may_have_images(server: Running) -> None:
+    call: dict[str, Any] = {"id": "call", "name": "look", "input": {}}
+    image = {"type": "image", "source": {"type": "base64", "data": BASE64}}
+    result = {"type": "tool_result", "tool_use_id": "call", "content": [{"type": "text", "text": "w7"}, image]}
+    anthropic = {
+        "messages": [
+            {"role": "user", "content": "w5"},
+            {"role": "assistant", "content": [{"type": "tool_use", **call}]},
+            {"role": "user", "content": [result, {"type": "text", "text": "w6"}]},
+        ],
+        "max_tokens": TOKENS,
+        "temperature": 0,
+    }
+    output = [{"type": "input_text", "text": "w7"}, {"type": "input_image", "image_url": URL}]
+    responses = {
+        "input": [
+            {"role": "user", "content": "w5"},
+            {"type": "function_call", "call_id": "call", "name": "look", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "call", "output": output},
+            {"role": "user", "content": "w6"},
+        ],
+        "max_output_tokens": TOKENS,
+        "temperature": 0,
+    }
+    # the template has no tools: results are texts of the user
+    end: dict[str, Any] = {"type": "text", "text": "\n"}
+    told = [{"type": "text", "text": "<tool_response>"}, end, {"type": "text", "text": "w7"}]
+    told += [{"type": "image", "image": PNG}, end, {"type": "text", "text": "</tool_response>"}, end]
+    messages = [
+        {"role": "user", "content": "w5"},
+        {"role": "assistant", "content": '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'},
+        {"role": "user", "content": [*told, {"type": "text", "text": "w6"}]},
+    ]
+    llm = server.llm.llm
+    params = SamplingParams(max_tokens=TOKENS, temperature=0.0)
+    wanted = llm.engine.lock.between(lambda: llm.chat(messages, params))[0].text
+    assert post(server, "/v1/messages", anthropic).json()["content"][0]["text"] == wanted
+    answer = post(server, "/v1/responses", responses).json()
+    assert answer["output"][0]["content"][0]["text"] == wanted
 
 
 def test_tokens_of_an_image_are_counted(server: Running) -> None:

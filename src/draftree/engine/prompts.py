@@ -27,6 +27,7 @@ from draftree.options import (
     shown_value,
 )
 from draftree.sampling.params import require_length
+from draftree.text.chat.images import PlacedImage
 from draftree.text.chat.messages import has_images
 from draftree.text.fill_in import FillIn, SourceFile
 from draftree.text.languages import language_token
@@ -197,7 +198,8 @@ class PromptEncoder:
             if isinstance(prompt, Mapping):
                 self._require_text(source_lang, kind="images")
                 require_keys(prompt)
-                return self._require_images().prompt(prompt["text"], prompt["images"])
+                images = [PlacedImage(image, f"prompt.images[{n}]") for n, image in enumerate(prompt["images"])]
+                return self._require_images().prompt(prompt["text"], images)
             if isinstance(prompt, str):
                 tokenizer = self._require_tokenizer("a text")
                 if most is not None:

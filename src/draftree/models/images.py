@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final, overload
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from draftree.core.errors import ConfigurationError, InvalidRequestError
 from draftree.models.base import Slot
-from draftree.text.chat.images import read_images
+from draftree.text.chat.images import PlacedImage, read_images
 
 NOT_READ = frozenset({"input_ids", "attention_mask", "labels"})
 """Outputs of processors that a forward pass over one prompt does not read."""
@@ -89,19 +89,15 @@ class ImageProcessor:
         self._loaded: PromptProcessor | None = None
         self._lock = threading.Lock()
 
-    def prompt(self, text: str, sources: Sequence[Any]) -> ImagePrompt:
-        """Return the prompt of a text with a placeholder for each image.
-
-        Args:
-            text: the text, as the chat template writes it.
-            sources: the images, as for `read_images`.
+    def prompt(self, text: str, placed: Iterable[PlacedImage]) -> ImagePrompt:
+        """Return the prompt of a text, as the chat template writes it, with a placeholder for each image.
 
         Raises:
             InvalidRequestError: an image cannot be read, their number is not that of the placeholders, or the processor
                 cannot be loaded.
         """
         with self._lock:  # the pixels of one prompt at a time
-            images = read_images(sources)
+            images = read_images(placed)
             if self._loaded is None:
                 self._loaded = self._load_once()
             outputs = _processed(self._loaded.processor, text, images)

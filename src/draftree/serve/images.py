@@ -10,7 +10,8 @@ from urllib.parse import unquote_to_bytes
 
 from draftree.core.errors import InvalidRequestError, harmless
 from draftree.serve.errors import invalid
-from draftree.text.chat.images import bytes_of_data_url, shown
+from draftree.serve.schema import ImagePart, TextPart
+from draftree.text.chat.images import PlacedImage, bytes_of_data_url, shown
 from draftree.text.chat.messages import IMAGES
 
 
@@ -43,22 +44,21 @@ def image_source(url: str, folder: str | None, *, place: str) -> bytes | Path:
     return path
 
 
-def with_sources(content: Any, folder: str | None, *, place: str) -> Any:
+def with_sources(content: str | Sequence[TextPart | ImagePart], folder: str | None, *, place: str) -> Any:
     """Return a message's content with the source of each image in place of its URL."""
-    if not isinstance(content, list):
+    if isinstance(content, str):
         return content
-    return [
-        part
-        if part["type"] not in IMAGES
-        else {"type": "image", "image": image_source(_url(part), folder, place=f"{place}[{number}].image_url")}
-        for number, part in enumerate(content)
-    ]
+    return [_with_source(part, folder, f"{place}[{number}].image_url") for number, part in enumerate(content)]
 
 
-def _url(part: Mapping[str, Any]) -> str:
-    value = part["image_url"]
-    url: str = value if isinstance(value, str) else value["url"]
-    return url
+def _with_source(part: TextPart | ImagePart, folder: str | None, place: str) -> dict[str, Any]:
+    if not isinstance(part, ImagePart):
+        return part.model_dump()
+    url = part.image_url
+    if not isinstance(url, str):
+        url, place = url.url, f"{place}.url"
+    place = part.place or place
+    return {"type": "image", "image": PlacedImage(image_source(url, folder, place=place), place)}
 
 
 def without_images(prompt: Any) -> Any:

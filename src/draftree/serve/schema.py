@@ -15,7 +15,16 @@ from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from draftree.options import DecoderOptions
@@ -525,6 +534,19 @@ class ImagePart(Body):
     }
     type: Literal["image_url"]
     image_url: ImageUrl | str
+    _place: str | None = PrivateAttr(None)
+
+    @classmethod
+    def of(cls, url: str, place: str) -> Self:
+        """Return the image that a field of another protocol's body names."""
+        part = cls(type="image_url", image_url=url)
+        part._place = place
+        return part
+
+    @property
+    def place(self) -> str | None:
+        """The field of another protocol's body."""
+        return self._place
 
 
 class Message(Body):

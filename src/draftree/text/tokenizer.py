@@ -23,6 +23,7 @@ from draftree.core.errors import (
 )
 from draftree.core.files import get_again, refusal
 from draftree.text.backend import MAX_TOKENS, check_tokenizer_files
+from draftree.text.chat.images import PlacedImage
 from draftree.text.chat.literal import LiteralEncoder
 from draftree.text.chat.messages import MESSAGE_KEYS, Conversation, Messages, conversation_of, require_unicode
 from draftree.text.languages import language_token, languages_of, reading
@@ -198,7 +199,7 @@ class Tokenizer:
 
     def chat_with_images(
         self, messages: Messages, *, allow_control_tokens: bool = False, **options: Any
-    ) -> tuple[str, tuple[Any, ...]]:
+    ) -> tuple[str, tuple[PlacedImage, ...]]:
         """Return the text of a conversation by the chat template, and its images, whose placeholders are in the text.
 
         Options are those of `apply_chat_template`.

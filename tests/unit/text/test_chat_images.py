@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from draftree.core.errors import InvalidRequestError
 from draftree.text.chat import images
-from draftree.text.chat.images import read_images
+from draftree.text.chat.images import PlacedImage, read_images
 from draftree.text.chat.messages import conversation_of, has_images
 from draftree.text.tokenizer import Tokenizer
 from text_backends import CHAT_TEMPLATE, byte_level
@@ -31,7 +34,12 @@ def asked(text: str, *images: Any) -> list[dict[str, Any]]:
 def test_images_stand_in_their_order() -> None:
     messages = [*asked("a", "one.png"), {"role": "assistant", "content": "b"}, *asked("c", b"two", "three.png")]
     conversation = conversation_of(messages)
-    assert conversation.images == ("one.png", b"two", "three.png")
+    assert [image.source for image in conversation.images] == ["one.png", b"two", "three.png"]
+    assert [image.place for image in conversation.images] == [
+        "messages[0].content[0].image",
+        "messages[2].content[0].image",
+        "messages[2].content[1].image",
+    ]
     assert conversation.texts() == ["a", "b", "c"]
     assert has_images(messages)
     assert not has_images([{"role": "user", "content": [{"type": "text", "text": "a"}]}])
@@ -41,7 +49,7 @@ def test_images_stand_in_their_order() -> None:
 def test_the_template_writes_placeholders() -> None:
     text, images = tokenizer(EITHER).chat_with_images(asked("fox", "one.png", "two.png"), add_generation_prompt=False)
     assert text == "<s><|im_start|>user\n<img><img>fox<|im_end|>\n"
-    assert images == ("one.png", "two.png")
+    assert [image.source for image in images] == ["one.png", "two.png"]
 
 
 def test_a_template_for_lists_of_parts_gets_them() -> None:
@@ -85,13 +93,20 @@ def test_a_part_without_an_image_is_refused(part: dict[str, Any]) -> None:
         conversation_of([{"role": "user", "content": [part]}])
 
 
+def read(source: Any) -> Any:
+    return read_images([PlacedImage(source, "picture")])[0]
+
+
 def test_what_is_no_image_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "notes.png"
     path.write_text("not an image")
-    with pytest.raises(InvalidRequestError, match=r"^the image cannot be read \(its format is not recognized\): give"):
-        read_images([path])
+    with pytest.raises(
+        InvalidRequestError, match=r"^'picture': the image cannot be read \(its format is not re"
+    ) as error:
+        read(path)
+    assert error.value.param == "picture"
     monkeypatch.setattr(images, "MAX_BYTES", 5)
-    with pytest.raises(InvalidRequestError, match=f"^the image '{path}' has 12 bytes, and 5 are allowed"):
-        read_images([path])
-    with pytest.raises(InvalidRequestError, match=r"^the image 'file:.+' cannot be read: .+surrogates not allowed"):
-        read_images(["file:\ud800"])
+    with pytest.raises(InvalidRequestError, match=f"^'picture': the image '{path}' has 12 bytes, and 5 are allowed"):
+        read(path)
+    with pytest.raises(InvalidRequestError, match=r"the image 'file:.+' cannot be read: .+surrogates not allowed"):
+        read("file:\ud800")

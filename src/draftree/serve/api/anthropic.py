@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, final
 
@@ -13,7 +13,7 @@ from draftree.serve.api.chat import AnswerUpdate, BlockWriter, Chat, encoded_cha
 from draftree.serve.errors import ApiError, JsonResponse, invalid, shaped_route
 from draftree.serve.render import usage_json
 from draftree.serve.request import GENERATED, documented_errors
-from draftree.serve.schema import Body, ChatBody, Effect, Items, ignored, note, refused, validated
+from draftree.serve.schema import Body, ChatBody, Effect, ImagePart, Items, ignored, note, refused, validated
 from draftree.serve.streams import EventStream, event, respond
 from draftree.serve.tools.parser import Delta, Kind, call_arguments
 
@@ -84,7 +84,7 @@ class ToolResultBlock(Block):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | Items[TextBlock] | None = None
+    content: str | Items[Annotated[TextBlock | ImageBlock, Field(discriminator="type")]] | None = None
     is_error: bool | None = None
 
 
@@ -303,43 +303,47 @@ def _messages(body: PromptBody) -> Iterable[dict[str, Any]]:
 
 def _user(message: Message, place: str) -> Iterable[dict[str, Any]]:
     """Yield results of tools as messages of their own, and the texts between them."""
-    blocks: list[TextBlock | ImageBlock] = []
+    blocks: dict[str, TextBlock | ImageBlock] = {}
     for number, block in enumerate(message.content):
         match block:
             case TextBlock() | ImageBlock():
-                blocks.append(block)
+                blocks[f"{place}[{number}]"] = block
             case ToolResultBlock():
                 if blocks:
-                    yield {"role": message.role, "content": _content(blocks, place)}
-                    blocks = []
+                    yield {"role": message.role, "content": _content(blocks)}
+                    blocks = {}
                 if block.is_error:
                     note(f"{place}[{number}].is_error", "is ignored: 'content' says it")
-                yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _text(block.content or "")}
+                result: Any = block.content or ""
+                if not isinstance(result, str):
+                    result = _content({f"{place}[{number}].content[{part}]": each for part, each in enumerate(result)})
+                yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": result}
             case _:
                 raise _misplaced(block, f"{place}[{number}]")
     if blocks or not message.content:
-        yield {"role": message.role, "content": _content(blocks, place)}
+        yield {"role": message.role, "content": _content(blocks)}
 
 
-def _content(blocks: Sequence[TextBlock | ImageBlock], place: str) -> str | list[dict[str, Any]]:
-    """Return texts as one, or texts and images as the parts of OpenAI's form."""
-    texts = [block for block in blocks if isinstance(block, TextBlock)]
+def _content(blocks: Mapping[str, TextBlock | ImageBlock]) -> str | list[Any]:
+    """Return texts, by their places, as one; or texts and images as the parts of OpenAI's form."""
+    texts = [block for block in blocks.values() if isinstance(block, TextBlock)]
     if len(texts) == len(blocks):
         return _text(texts)
     return [
         {"type": "text", "text": block.text}
         if isinstance(block, TextBlock)
-        else {"type": "image_url", "image_url": {"url": _image_url(block.source, place)}}
-        for block in blocks
+        else _image(block.source, f"{place}.source")
+        for place, block in blocks.items()
     ]
 
 
-def _image_url(source: ImageSource, place: str) -> str:
+def _image(source: ImageSource, place: str) -> ImagePart:
     name = "data" if source.type == "base64" else "url"
     value = source.data if source.type == "base64" else source.url
     if value is None:
         raise invalid(f"'{place}' has an image without '{name}': add it", place)
-    return f"data:{source.media_type or 'image/png'};base64,{value}" if source.type == "base64" else value
+    url = f"data:{source.media_type or 'image/png'};base64,{value}" if source.type == "base64" else value
+    return ImagePart.of(url, f"{place}.{name}")
 
 
 def _assistant(blocks: list[AnyBlock], place: str) -> dict[str, Any]:

@@ -44,10 +44,12 @@ def template_messages(
 
     `image_folder` is that of the server's settings.
     """
-    made = [_message(message, template, place=f"messages[{place}]") for place, message in enumerate(messages)]
-    for place, message in enumerate(made):
-        if "content" in message:
-            message["content"] = with_sources(message["content"], image_folder, place=f"messages[{place}].content")
+    made = []
+    for number, message in enumerate(messages):
+        place = f"messages[{number}]"
+        made.append(_message(message, template, place=place))
+        if message.content is not None:
+            made[-1]["content"] = with_sources(message.content, image_folder, place=f"{place}.content")
     return made
 
 

@@ -26,6 +26,7 @@ from draftree.serve.schema import (
     ChatBody,
     CompletionBody,
     Effect,
+    ImagePart,
     Items,
     SamplingFields,
     ignored,
@@ -244,7 +245,7 @@ async def generate(body: GenerateRequest, request: Request) -> Response:
         parts = _continuing(validated(CompletionBody, {**fields, "logprobs": body.num_logprobs}), request)
     else:
         system: list[dict[str, Any]] = [{"role": "system", "content": body.system}] if body.system else []
-        messages = [*system, {"role": "user", "content": _content(body.prompt, body.images)}]
+        messages = [*system, {"role": "user", "content": _content(body.prompt, body.images, "images")}]
         parts = _chatting(body.chat(name, messages), request)
     return await _answer(request, parts, _continuation, stream=body.stream is not False)
 
@@ -395,8 +396,9 @@ def _messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
     """Return messages in OpenAI's form, in which calls and their results have ids."""
     converted: list[dict[str, Any]] = []
     waiting: list[str] = []
-    for message in messages:
-        fields: dict[str, Any] = {"role": message.role, "content": _content(message.content or "", message.images)}
+    for number, message in enumerate(messages):
+        content = _content(message.content or "", message.images, f"messages[{number}].images")
+        fields: dict[str, Any] = {"role": message.role, "content": content}
         if message.thinking:
             fields["reasoning_content"] = message.thinking
         if message.tool_calls:
@@ -413,12 +415,11 @@ def _messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
     return converted
 
 
-def _content(text: str, images: Sequence[str] | None) -> str | list[dict[str, Any]]:
+def _content(text: str, images: Sequence[str] | None, place: str) -> str | list[Any]:
     """Return a text, or images and a text as the parts of OpenAI's form."""
     if not images:
         return text
-    urls = [f"data:image/png;base64,{image}" for image in images]
-    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    parts = [ImagePart.of(f"data:image/png;base64,{image}", f"{place}[{n}]") for n, image in enumerate(images)]
     return [*parts, {"type": "text", "text": text}]
 
 

@@ -25,6 +25,7 @@ from draftree.serve.schema import (
     Body,
     ChatBody,
     Effect,
+    ImagePart,
     Items,
     SamplingBody,
     ServiceTier,
@@ -189,7 +190,7 @@ def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], place: str) ->
         last.setdefault("tool_calls", []).append(_call(item, place))
     elif kind == "function_call_output":
         _require_keys(item, ("type", "call_id", "output"), place)
-        content = _content(item.get("output"), f"{place}.output")
+        content = _content_with_images(item.get("output"), f"{place}.output")
         messages.append({"role": "tool", "tool_call_id": _text(item, "call_id", place), "content": content})
     else:
         known = "message, reasoning, function_call, function_call_output and item_reference"
@@ -201,7 +202,7 @@ def _message(item: Mapping[str, Any], place: str) -> dict[str, Any]:
     role = item.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise invalid(f"'{place}.role' must be one of {', '.join(ROLES)}", f"{place}.role")
-    read = _user_content if role == "user" else _content
+    read = _content if role == "assistant" else _content_with_images
     return {"role": ROLES[role], "content": read(item.get("content"), f"{place}.content")}
 
 
@@ -211,7 +212,7 @@ def _call(item: Mapping[str, Any], place: str) -> dict[str, Any]:
     return {"id": _text(item, "call_id", place), "type": "function", "function": function}
 
 
-def _user_content(content: object, place: str) -> str | list[dict[str, Any]]:
+def _content_with_images(content: object, place: str) -> str | list[Any]:
     """Return the text of a content; with an image among its parts, the parts of OpenAI's chat form."""
     parts = content if isinstance(content, list) else []
     if not any(isinstance(part, Mapping) and part.get("type") == IMAGE_PART for part in parts):
@@ -219,13 +220,13 @@ def _user_content(content: object, place: str) -> str | list[dict[str, Any]]:
     return [_chat_part(part, f"{place}[{number}]") for number, part in enumerate(parts)]
 
 
-def _chat_part(part: object, place: str) -> dict[str, Any]:
+def _chat_part(part: object, place: str) -> Any:
     if not isinstance(part, Mapping) or part.get("type") != IMAGE_PART:
         return {"type": "text", "text": _part(part, place)}
     _require_keys(part, ("type", "image_url", "detail"), place)
     if not isinstance(part.get("image_url"), str):
         raise invalid(f"'{place}' must have 'image_url', a data URL", place)
-    return {"type": "image_url", "image_url": {"url": part["image_url"]}}
+    return ImagePart.of(part["image_url"], f"{place}.image_url")
 
 
 def _content(content: object, place: str) -> str:

@@ -227,14 +227,11 @@ def without_tools(messages: Iterable[Mapping[str, Any]], functions: Sequence[Fun
     made: list[dict[str, Any]] = []
     for message in messages:
         is_result = message["role"] == "tool"
-        if has_images([message]):
-            made.append({**message, "follows_result": False})
-            continue
-        content = _text(message)
+        content = message["content"] if has_images([message]) else _text(message)
         if is_result:
-            content = f"<tool_response>\n{content}\n</tool_response>"
+            content = _joined("<tool_response>", content, "</tool_response>")
         if made and (is_result or message["role"] == "user") and made[-1].get("follows_result"):
-            made[-1]["content"] += f"\n{content}"
+            made[-1]["content"] = _joined(made[-1]["content"], content)
             made[-1]["follows_result"] = is_result
             continue
         rest = {key: value for key, value in message.items() if key not in ("tool_calls", "tool_call_id", "name")}
@@ -245,11 +242,21 @@ def without_tools(messages: Iterable[Mapping[str, Any]], functions: Sequence[Fun
     if functions:
         lines = "\n".join(json.dumps(function.tool["function"], ensure_ascii=False) for function in functions)
         introduction, content = INTRODUCTION.format(functions=lines), made[0]["content"]
-        if isinstance(content, str):
-            made[0]["content"] = "\n\n".join(filter(None, (introduction, content)))
-        else:
-            made[0]["content"] = [{"type": "text", "text": f"{introduction}\n\n"}, *content]
+        made[0]["content"] = _joined(f"{introduction}\n", content) if content else introduction
     return made
+
+
+def _joined(*contents: str | Sequence[Any]) -> str | list[Any]:
+    """Return contents as one with line ends between them: a text, or parts if some are parts."""
+    texts = [content for content in contents if isinstance(content, str)]
+    if len(texts) == len(contents):
+        return "\n".join(texts)
+    parts: list[Any] = []
+    for content in contents:
+        if parts:
+            parts.append({"type": "text", "text": "\n"})
+        parts += [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return parts
 
 
 def _text(message: Mapping[str, Any]) -> str:

@@ -6,7 +6,8 @@ import base64
 import binascii
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_to_bytes
@@ -23,21 +24,31 @@ MAX_IMAGES = 64
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 
 
-def read_images(sources: Sequence[Any]) -> list[Any]:
-    """Return images as PIL images in RGB, upright.
+@dataclass(frozen=True, slots=True)
+class PlacedImage:
+    """An image of a prompt, and the name of the field or argument that holds it."""
 
-    Args:
-        sources: of each a PIL image, the bytes of a file, a data URL, a `file:` URL or a path.
+    source: Any  # a PIL image, the bytes of a file, a data URL, a `file:` URL or a path
+    place: str
+
+
+def read_images(sources: Iterable[PlacedImage]) -> list[Any]:
+    """Return images as PIL images in RGB, upright.
 
     Raises:
         InvalidRequestError: an image is damaged, remote, or of another kind, or they are too large or too many.
     """
     import_extra("images", "images need", error=InvalidRequestError)
-    if len(sources) > MAX_IMAGES:
-        raise InvalidRequestError(f"the prompt has {len(sources)} images, and {MAX_IMAGES} are allowed")
+    placed = list(sources)
+    if len(placed) > MAX_IMAGES:
+        raise InvalidRequestError(f"the prompt has {len(placed)} images, and {MAX_IMAGES} are allowed")
     images: list[Any] = []
-    for source in sources:
-        images.append(_read_image(source, most=MAX_PIXELS - sum(image.width * image.height for image in images)))
+    for each in placed:
+        most = MAX_PIXELS - sum(image.width * image.height for image in images)
+        try:
+            images.append(_read_image(each.source, most=most))
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"'{each.place}': {error}", param=each.place) from error
     return images
 
 
@@ -133,9 +144,19 @@ def shown(url: str) -> str:
     return url if len(url) <= 80 else f"{url[:77]}..."
 
 
-def image_source(part: Any) -> Any:
-    """Return what a content part of type "image" or "image_url" says of its image; None if it says nothing."""
-    value = part.get("image_url") if part["type"] == "image_url" else None
-    if part["type"] == "image":
-        value = next((part[key] for key in ("image", "url", "path") if part.get(key) is not None), None)
-    return value.get("url") if isinstance(value, dict) else value
+def image_of(part: Any, place: str) -> PlacedImage | None:
+    """Return the image that a content part of type "image" or "image_url" names; None if it names none.
+
+    Args:
+        part: the part.
+        place: where the part is, such as "messages[0].content[1]".
+    """
+    for key in ("image_url",) if part["type"] == "image_url" else ("image", "url", "path"):
+        value = part.get(key)
+        if isinstance(value, PlacedImage):
+            return value
+        if isinstance(value, dict):
+            key, value = f"{key}.url", value.get("url")
+        if value is not None:
+            return PlacedImage(value, f"{place}.{key}")
+    return None

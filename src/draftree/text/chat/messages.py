@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from draftree.core.errors import InvalidRequestError, blaming
-from draftree.text.chat.images import image_source
+from draftree.text.chat.images import PlacedImage, image_of
 
 _IDENTIFIER = re.compile(r"[\w.$-]*")
 """Texts that templates compare or use as keys; they are never changed for the literal encoding."""
@@ -24,7 +24,7 @@ class Conversation:
     variables: Mapping[str, Any] = field(default_factory=dict)  # further variables of the template
     add_generation_prompt: bool = True  # whether the header of the assistant's answer is appended
     is_open: bool = False  # whether the text ends with the content of the last message, which is to be continued
-    images: tuple[Any, ...] = ()  # what the parts of type "image" stand for, in their order
+    images: tuple[PlacedImage, ...] = ()  # what the parts of type "image" stand for, in their order
 
     @property
     def keys(self) -> frozenset[str]:
@@ -159,7 +159,12 @@ def conversation_of(
             "continue_final_message out",
             param="continue_final_message",
         )
-    images = tuple(image_source(part) for message in messages for part in _parts_of(message) if part["type"] in IMAGES)
+    images = tuple(
+        image
+        for place, message in enumerate(messages)
+        for number, part in enumerate(_parts_of(message))
+        if part["type"] in IMAGES and (image := image_of(part, f"messages[{place}].content[{number}]")) is not None
+    )
     return Conversation(made, checked_tools, checked_variables, add_generation_prompt and not is_open, is_open, images)
 
 
@@ -235,7 +240,7 @@ def _check_parts(parts: Sequence[object], place: str) -> None:
 
 
 def _check_image(part: Mapping[str, Any], place: str) -> None:
-    if image_source(part) is None:
+    if image_of(part, place) is None:
         raise InvalidRequestError(
             f'{_capital(place)} names no image: write {{"type": "image", "image": …}} with a PIL image, bytes, a path '
             'or a data URL, or {"type": "image_url", "image_url": {"url": "data:…"}}.'
