@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -11,6 +10,7 @@ import typer
 from draftree.cli.flags import sampling_of
 from draftree.cli.generate import STREAM
 from draftree.cli.options import ALL_OPTIONS, AS_JSON, COLOUR, IMAGES, SYSTEM, Setup, import_engine, takes, takes_setup
+from draftree.cli.prompt import checked_images
 from draftree.cli.render import Colour, Style, is_terminal, note, say
 from draftree.loading.resolve import require_sound
 from draftree.sampling.params import SamplingParams
@@ -33,7 +33,7 @@ def chat(
     context: typer.Context,
     setup: Setup,
     system: str | None = SYSTEM,
-    images: list[Path] = IMAGES,
+    images: list[str] = IMAGES,
     stream: bool | None = STREAM,
     colour: Colour = COLOUR,
     as_json: bool = AS_JSON,
@@ -46,6 +46,7 @@ def chat(
     from draftree.cli.generate import check_output
 
     check_output(params, as_json=as_json, stream=stream, colour=colour)
+    pictures = checked_images(images)
     require_sound(setup.model)
     import_engine()
     from draftree.cli.chat_session import Conversation, Drafting, PipeReader, Session, TerminalReader
@@ -59,7 +60,7 @@ def chat(
     drafting = Drafting(setup, has_grammar=params.constraint is not None)
     session = Session(
         drafting,
-        Conversation(system, tuple(images)),
+        Conversation(system, pictures),
         params=drafting.llm.requests.resolved(params),
         reader=TerminalReader(answers) if is_interactive else PipeReader(),
         screen=None if as_json else Screen(answers, live=live),

@@ -54,7 +54,7 @@ class Answer:
 class Conversation:
     """All answers of a chat, and the index of the first one that is sent. Mutated by its methods."""
 
-    def __init__(self, system: str | None = None, images: tuple[Path, ...] = ()) -> None:
+    def __init__(self, system: str | None = None, images: tuple[str, ...] = ()) -> None:
         self.system = system
         self.images = images  # those of the first message
         self.answers: list[Answer] = []

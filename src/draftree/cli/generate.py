@@ -28,7 +28,7 @@ from draftree.cli.options import (
     takes_setup,
     values_of,
 )
-from draftree.cli.prompt import Request, Task, read_prompt, read_prompts
+from draftree.cli.prompt import Request, Task, checked_images, read_prompt, read_prompts
 from draftree.cli.render import Colour, Style, is_terminal
 from draftree.loading.resolve import require_sound
 from draftree.parallel.entry import leave_to_rank_zero
@@ -60,7 +60,7 @@ def generate(
     decoder: DecoderOptions,
     chat: bool | None = CHAT,
     system: str | None = SYSTEM,
-    images: list[Path] = IMAGES,
+    images: list[str] = IMAGES,
     stream: bool | None = STREAM,
     colour: Colour = COLOUR,
     as_json: bool = AS_JSON,
@@ -86,7 +86,7 @@ def generate(
         for name, is_given in (("--stream", stream), ("--compare", compare), ("--image", images)):
             refuse(is_given, name, f"it applies to one prompt, and --prompts gives several: leave {name} out")
     batch = None if prompts is None else read_prompts(prompts)
-    task = Task(read_prompt(prompt) if batch is None else "", system, chat, decoder, tuple(images))
+    task = Task(read_prompt(prompt) if batch is None else "", system, chat, decoder, checked_images(images))
     require_sound(setup.model)
     import_engine()
     from draftree.cli.runs import Screen, check_beside, compare_and_report, write_and_report

@@ -17,6 +17,7 @@ from draftree.cli.render import is_terminal
 from draftree.core.errors import InvalidRequestError, suggestion
 from draftree.core.files import JsonError, parse_json, read_lines
 from draftree.options import RequestOptions, shown_value
+from draftree.text.chat.images import PlacedImage, read_images
 from draftree.text.chat.messages import check_messages
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Task:
     system: str | None = None
     chat: bool | None = None  # whether it is a message; None decides by the model: True if it has a chat template
     decoder: DecoderOptions = field(default_factory=dict)  # type: ignore[assignment]
-    images: tuple[Path, ...] = ()  # before the text of a message; a plain text has placeholders for them
+    images: tuple[str, ...] = ()  # before the text of a message; a plain text has placeholders for them
 
     def __post_init__(self) -> None:
         if self.chat is False and self.system is not None:
@@ -77,7 +78,19 @@ class Task:
         return {"text": self.text, "images": list(self.images)} if self.images else self.text
 
 
-def content_with(images: Sequence[Path], text: str) -> str | list[dict[str, Any]]:
+def checked_images(images: Sequence[str]) -> tuple[str, ...]:
+    """Return the values of `--image`; one that is no image is refused before a model is loaded."""
+    for image in images:
+        if not image:
+            raise typer.BadParameter("the name is empty: give a file", param_hint="--image")
+        try:
+            read_images([PlacedImage(image, "--image")])
+        except InvalidRequestError as error:
+            raise typer.BadParameter(str(error.__cause__ or error), param_hint="--image") from error
+    return tuple(images)
+
+
+def content_with(images: Sequence[str], text: str) -> str | list[dict[str, Any]]:
     """Return the content of a message: a text, or parts with the images first."""
     if not images:
         return text

@@ -69,6 +69,21 @@ def test_the_first_message_of_a_chat_has_the_images(
     assert capfd.readouterr().out == f"{first}\n{second}\n"
 
 
-def test_a_missing_file_is_named(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(["generate", str(folder), "w5", *OPTIONS, "--image", "/nowhere/cat.png"]) != 0
-    assert "/nowhere/cat.png" in capfd.readouterr().err
+@pytest.mark.parametrize("command", ["generate", "chat"])
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [
+        ("/nowhere/cat.png", "'/nowhere/cat.png' cannot be read: No such file"),
+        ("", "the name is empty: give a file"),
+        ("https://example.org/cat.png", "'https://example.org/cat.png' is a remote URL"),
+        (__file__, "the image cannot be read"),
+    ],
+)
+def test_what_is_no_image_is_refused_before_a_model_is_loaded(
+    image: str, words: str, command: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    prompt = ["w5"] if command == "generate" else []
+    assert run([command, str(tmp_path / "none"), *prompt, "--image", image]) == 2
+    error = capfd.readouterr().err
+    assert words in error
+    assert "--image" in error
