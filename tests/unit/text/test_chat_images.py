@@ -110,3 +110,19 @@ def test_what_is_no_image_is_told_once(tmp_path: Path, monkeypatch: pytest.Monke
         read(path)
     with pytest.raises(InvalidRequestError, match=r"the image 'file:.+' cannot be read: .+surrogates not allowed"):
         read("file:\ud800")
+
+
+@pytest.mark.parametrize(("mode", "form"), [("I;16", "PNG"), ("I;16", "TIFF"), ("I;16B", "TIFF"), ("I", "TIFF")])
+def test_grey_pixels_of_16_bits_are_scaled(mode: str, form: str) -> None:
+    values = np.array([[0, 257, 256 * 100, 65535]])
+    kind = {"I;16": "<u2", "I;16B": ">u2", "I": "i4"}[mode]
+    buffer = io.BytesIO()
+    Image.fromarray(values.astype(kind)).save(buffer, form)
+    pixels = np.asarray(read(buffer.getvalue()))
+    assert pixels.tolist() == [[[0] * 3, [1] * 3, [100] * 3, [255] * 3]]
+
+
+@pytest.mark.parametrize("pixels", [np.full((2, 2), 70000, np.int32), np.full((2, 2), 0.5, np.float32)])
+def test_pixels_without_a_known_range_are_refused(pixels: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="whose range is not known"):
+        read(Image.fromarray(pixels))

@@ -21,6 +21,7 @@ MAX_PIXELS = 1 << 26
 """Most pixels of all images of a prompt: 192 MiB in RGB. A small file can describe any size."""
 MAX_IMAGES = 64
 """Most images of one prompt."""
+MAX_16_BITS = (1 << 16) - 1
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 
 
@@ -72,9 +73,22 @@ def _read_image(source: Any, *, most: int) -> Any:
             f"an image has {width} x {height} pixels, and the images of a prompt may have {MAX_PIXELS}: make it smaller"
         )
     try:
-        return ImageOps.exif_transpose(image).convert("RGB")
+        upright = ImageOps.exif_transpose(image)
+        upright.load()
     except Exception as error:  # as above
         raise _damaged(error) from error
+    return (_of_8_bits(upright) if upright.mode[0] in "IF" else upright).convert("RGB")
+
+
+def _of_8_bits(image: Any) -> Any:
+    """Return a grey image of 16-bit pixels with 8 bits: Pillow itself would cut off its values."""
+    import numpy as np
+    from PIL import Image
+
+    pixels = np.asarray(image)
+    if image.mode == "F" or pixels.min() < 0 or pixels.max() > MAX_16_BITS:
+        raise InvalidRequestError("the image has pixels of 32 bits, whose range is not known: save it with 8 bits")
+    return Image.fromarray((pixels.astype(np.float32) * (255 / MAX_16_BITS)).round().astype(np.uint8))
 
 
 def _damaged(error: Exception) -> InvalidRequestError:
