@@ -391,7 +391,7 @@ def decide(loaded: LoadedModel, verify: str, plan: str | None, *, download: bool
         ConfigurationError: a planner was given, and no drafter fits.
     """
     candidates, left_out = auto_candidates(loaded)
-    refused: DraftreeError | None = None
+    refused: dict[str, DraftreeError] = {}  # by the reason, which several specs of one drafter share
     for candidate in _fetching(candidates, loaded) if download else candidates:
         if not candidate.draft:
             left_out.append(candidate.reason)
@@ -400,13 +400,15 @@ def decide(loaded: LoadedModel, verify: str, plan: str | None, *, download: bool
         try:
             _require_fit(candidate, loaded, verify, chosen)
         except DraftreeError as error:
-            refused = error
-            left_out.append(f"'{candidate.draft}' cannot be used: {error}")
+            if str(error) not in refused:
+                left_out.append(f"'{candidate.draft}' cannot be used: {error}")
+            refused[str(error)] = error
             continue
         reasons = "; ".join([candidate.reason, *left_out])
         return AutoChoice(candidate.draft, chosen, f"draft {AUTO_DRAFT}: {candidate.draft} ({reasons})")
-    if plan is not None and refused is not None:
-        raise ConfigurationError(f"draft '{AUTO_DRAFT}' finds no drafter for planner '{plan}': {refused}") from refused
+    if plan is not None and refused:
+        last = list(refused.values())[-1]
+        raise ConfigurationError(f"draft '{AUTO_DRAFT}' finds no drafter for planner '{plan}': {last}") from last
     return AutoChoice(NO_DRAFT, None, f"draft {AUTO_DRAFT}: plain decoding ({'; '.join(left_out)})")
 
 
