@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftree.cli.options import AS_JSON, MODEL
 from draftree.cli.render import say, short_bytes
-from draftree.core.errors import harmless
+from draftree.core.errors import ConfigurationError, harmless
 
 if TYPE_CHECKING:
     from draftree.loading.auto_draft import TunedDraft
@@ -31,15 +31,18 @@ def drafters(model: str = MODEL, as_json: bool = AS_JSON) -> None:
     Nothing is loaded, and the network is not used.
     """
     from draftree.loading.auto_draft import all_tuned
-    from draftree.loading.known_drafters import describe_target, find_drafters
+    from draftree.loading.known_drafters import describe_target, find_drafters, wrong_lists
 
     target = describe_target(model)
     found = find_drafters(target)
     tuned = [result for result in all_tuned() if result.model in (model, *target.names)]
     if as_json:
         say(json.dumps(values_of(target, found, tuned), indent=2) + "\n")
-        return
-    say("\n".join([f"{harmless(model)}: {summary(target, found)}", *lines_of(found, tuned), *advice(found)]) + "\n")
+    else:
+        lines = [f"{harmless(model)}: {summary(target, found)}", *lines_of(found, tuned), *advice(found)]
+        say("\n".join(lines) + "\n")
+    if wrong := wrong_lists():
+        raise ConfigurationError("; ".join(wrong))
 
 
 def values_of(target: Target, found: list[FoundDrafter], tuned: list[TunedDraft]) -> dict[str, Any]:

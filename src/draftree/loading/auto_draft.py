@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -25,6 +26,7 @@ from draftree.loading.known_drafters import (
     place_of,
     reason_against,
     require_head,
+    wrong_lists,
 )
 from draftree.loading.loaded import LoadedModel
 from draftree.loading.resolve import hub_folder, resolve_model
@@ -32,6 +34,8 @@ from draftree.remote.address import is_remote
 from draftree.version import __version__
 from draftree.weights.catalogue import CATALOGUE
 
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
 TUNED_FORMAT = 1
 
 
@@ -227,7 +231,7 @@ def auto_candidates(loaded: LoadedModel) -> tuple[Iterator[AutoCandidate], list[
 
     Published drafters are searched for when those before them were refused.
     """
-    kept, ignored = tuned_for(loaded)
+    kept, ignored = _unless_damaged(lambda: tuned_for(loaded)) or (None, None)
     left_out = [] if ignored is None else [ignored]
     candidates: list[AutoCandidate] = []
     if kept is not None:
@@ -237,7 +241,8 @@ def auto_candidates(loaded: LoadedModel) -> tuple[Iterator[AutoCandidate], list[
     def add_head(name: str, reason: str) -> None:
         candidates.extend(AutoCandidate(draft.format(name=name), None, reason) for draft in TRAINED_DRAFTS)
 
-    trained = None if is_remote(loaded.name) else trained_for(loaded.model.fingerprint)
+    fingerprint = loaded.model.fingerprint
+    trained = None if is_remote(loaded.name) else _unless_damaged(lambda: trained_for(fingerprint))
     if trained is not None and not Path(trained.folder).is_dir():
         left_out.append(f"the head that was trained for this model is no longer in '{trained.folder}'")
     elif trained is not None:
@@ -255,6 +260,19 @@ def auto_candidates(loaded: LoadedModel) -> tuple[Iterator[AutoCandidate], list[
         yield from (AutoCandidate(draft, None, "needs no training") for draft in FALLBACK_DRAFTS)
 
     return all_candidates(), left_out
+
+
+def _unless_damaged(read: Callable[[], T]) -> T | None:
+    """Return what a file of the user's configuration holds; None with a warning if it is damaged."""
+    try:
+        return read()
+    except ConfigurationError as error:
+        _warn(str(error))
+        return None
+
+
+def _warn(reason: str) -> None:
+    logger.warning("%s (this start does without it)", reason)
 
 
 def _require_recipe(folder: Path, fingerprint: str) -> None:
@@ -279,6 +297,8 @@ def _found_candidates(loaded: LoadedModel) -> Iterator[AutoCandidate]:
     """Yield published drafters that are here, the first one that is not, and what does not fit with the reason."""
     if loaded.folder is None or is_remote(loaded.name):
         return
+    for reason in wrong_lists():
+        _warn(reason)
     offered = False
     for found in find_drafters(_target_of(loaded)):
         if found.where == IN_PACKAGE:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -139,11 +140,27 @@ class FoundDrafter:
 
 
 def known_targets() -> Iterator[tuple[KnownTarget, bool]]:
-    """Yield all targets, and whether the user added them: those come first."""
-    own = own_folder()
-    for path in sorted(own.glob("*.json")) if own is not None else ():
-        yield from ((target, True) for target in read_targets(path))
+    """Yield all targets, and whether the user added them: those come first. Lists of `wrong_lists` are left out."""
+    for path in own_lists():
+        with suppress(ConfigurationError):
+            yield from ((target, True) for target in read_targets(path))
     yield from ((target, False) for target in read_targets(DATA))
+
+
+def own_lists() -> list[Path]:
+    own = own_folder()
+    return [] if own is None else sorted(own.glob("*.json"))
+
+
+def wrong_lists() -> list[str]:
+    """Return what is wrong with lists of the user."""
+    reasons = []
+    for path in own_lists():
+        try:
+            read_targets(path)
+        except ConfigurationError as error:
+            reasons.append(str(error))
+    return reasons
 
 
 def own_folder() -> Path | None:
@@ -157,24 +174,24 @@ def read_targets(path: Path) -> list[KnownTarget]:
     Raises:
         ConfigurationError: it is unreadable, or a value is missing, unknown or of another type.
     """
+    place = ""
     try:
         values = read_json(path)
         if values["format"] != FORMAT:
             raise ConfigurationError(f"'{path}' has format {values['format']!r}, and this program reads {FORMAT}")
-        return [
-            KnownTarget(
-                models=tuple(_typed(model, str) for model in _typed(target["models"], list)),
-                shape=_shape(target.get("shape", {})),
-                drafters=tuple(_drafter(drafter) for drafter in _typed(target["drafters"], list)),
-            )
-            for target in values["targets"]
-        ]
+        targets = []
+        for number, target in enumerate(_typed(values["targets"], list)):
+            place = f"targets[{number}]: "
+            models = tuple(_typed(model, str) for model in _typed(target["models"], list))
+            drafters = tuple(_drafter(drafter) for drafter in _typed(target["drafters"], list))
+            targets.append(KnownTarget(models=models, shape=_shape(target.get("shape", {})), drafters=drafters))
+        return targets
     except ConfigurationError:
         raise
     except (OSError, *MALFORMED) as error:
         raise ConfigurationError(
-            f"'{path}' is not a list of drafters ({error}): correct it, or remove it; the guide on the automatic "
-            "drafter describes the format"
+            f"'{path}' is not a list of drafters ({place}{error}): correct it, or remove it; the guide on the "
+            "automatic drafter describes the format"
         ) from error
 
 
@@ -393,9 +410,6 @@ def find_drafters(target: Target) -> list[FoundDrafter]:
 
     First layers in its checkpoint; then heads on this machine, those of the user first; published ones that are not
     here; siblings on this machine, the smallest first.
-
-    Raises:
-        ConfigurationError: a file of the user's is no list of drafters.
     """
     named: dict[bool, list[FoundDrafter]] = {True: [], False: []}
     for known, way, is_own in matches(target):

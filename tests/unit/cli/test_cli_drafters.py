@@ -67,3 +67,16 @@ def test_the_head_of_the_package_is_listed_with_its_gain(capsys: pytest.CaptureF
     out = capsys.readouterr().out
     assert "eagle3, 10 MB, Apache-2.0, in this package" in out
     assert "1.75 times plain decoding" in out
+
+
+def test_a_wrong_list_of_the_user_is_reported_after_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "config" / "drafters" / "mine.json"
+    place.parent.mkdir(parents=True)
+    place.write_text('{"format": 1,\n}')
+    assert run(["drafters", "Qwen/Qwen3-8B"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out.startswith("Qwen/Qwen3-8B: 11 drafters")
+    assert str(place) in captured.err
+    assert "line 2" in captured.err

@@ -33,6 +33,7 @@ from draftree.loading.known_drafters import (
     own_folder,
     read_targets,
     snapshot_of,
+    wrong_lists,
 )
 from draftree.loading.load import load_model
 from draftree.options import ModelOptions
@@ -346,21 +347,23 @@ def test_the_layouts_of_others_are_found(target: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("nonsense", "not JSON"),
+        ('{"format": 1,\n"targets": nonsense}', "not JSON: Expecting value: line 2 column 12"),
         ('{"format": 2, "targets": []}', "format 2"),
         ('{"format": 1, "targets": [{"models": "a/b", "drafters": []}]}', "wrong type"),
         ('{"format": 1, "targets": [{"models": ["a/b"], "drafters": [{"kind": "eagle3", "url": "x"}]}]}', "'url'"),
-        ('{"format": 1, "targets": [{"models": ["a/b"], "drafters": [{"kind": 3}]}]}', "wrong type"),
+        ('{"format": 1, "targets": [{"models": ["a/b"], "drafters": [{"kind": 3}]}]}', "(targets[0]: 3 has the wrong"),
         ('{"format": 1, "targets": [{"drafters": []}]}', "models"),
         ('{"format": 1, "targets": [{"models": [], "shape": {"vocab_size": "9"}, "drafters": []}]}', "wrong type"),
     ],
 )
 def test_a_wrong_list_of_the_user_is_named(content: str, words: str, target: Path) -> None:
-    place = name_them(drafters=[])
-    place.write_text(content)
-    with pytest.raises(ConfigurationError, match=words) as caught:
-        found_for(target)
-    assert str(place) in str(caught.value)
+    place = name_them(drafters=[{"kind": "eagle3", "id": "maker/head"}])
+    right = found_for(target)
+    (place.parent / "wrong.json").write_text(content)
+    assert found_for(target) == right
+    (reason,) = wrong_lists()
+    assert words in reason
+    assert str(place.parent / "wrong.json") in reason
 
 
 def test_a_folder_that_is_gone_is_not_published(target: Path, tmp_path: Path) -> None:
@@ -500,7 +503,21 @@ def test_a_head_that_does_not_fit_is_left_out_with_the_reason(target: Path, tmp_
     llm = LLM(target, dtype="float32")
     assert llm.drafts == ("suffix",)
     assert "does not fit: it is for a model with a vocabulary of 100, and this one has 96" in llm.draft_note
-    assert "fc.weight has 64x191 instead of 64x192" in llm.draft_note
+    assert llm.draft_note.count("fc.weight has 64x191 instead of 64x192") == 1
+
+
+@pytest.mark.parametrize("kind", ["drafters", "tuned", "heads"])
+def test_auto_starts_without_a_damaged_file_of_the_user(
+    kind: str, target: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = own_folder()
+    assert own is not None
+    place = own.parent / kind / f"{load_model(target, dtype='float32').model.fingerprint}.json"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text("{")
+    assert LLM(target, dtype="float32").drafts == ("suffix",)
+    (record,) = caplog.records
+    assert str(place) in record.getMessage()
 
 
 @pytest.mark.parametrize(
