@@ -494,7 +494,8 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
             plan.conditions = [self._condition(place, level_gains, cost) for place, level_gains in enumerate(gains)]
             if plan.part.is_calibrated:
                 further = (plan.costs.of(2) - plan.costs.of(1)) / batch + self._row_seconds(1)
-                plan.min_survival = min(1.0, 1e-3 + best_speed * further / rates[0][min(1, depth - 1)])
+                rate = rates[0][min(1, depth - 1)]
+                plan.min_survival = min(1.0, 1e-3 + best_speed * further / rate) if rate else 1.0
                 best_depth = depth
             if plan.costs.further is None:  # the cost of the first level shows with one draft, of others with a second
                 best_depth = min(depth, 1 if plan.costs.first is None else 2)

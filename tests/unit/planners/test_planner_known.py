@@ -75,6 +75,11 @@ def test_a_calibrated_drafter_stops_where_a_level_costs_more_than_it_gains() -> 
     assert not lone(FLAT, 0.7, level=0.01).play(60).budgets[-1].min_survival
 
 
+def test_a_level_that_was_never_accepted_ends_the_draft() -> None:
+    table = lone(FLAT, 0.7, level=0.002, rates=(0.9, 0.0, 0.0), claims=0.7)
+    assert table.play(1).budgets[-1].min_survival == 1.0
+
+
 def test_a_drafter_with_a_model_drafts_beside_a_lookup_if_it_adds_something() -> None:
     parts = [
         DraftPart("head", 2, 2, greedy_rates=(0.7, 0.7), is_calibrated=True),
