@@ -137,6 +137,7 @@ PANELS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "train": (
             "Make training data from a model's own texts, and train drafters.",
+            "draftree train auto smollm2-135m-instruct --hours 2",
             "draftree train data smollm2-135m-instruct --output data --limit-tokens 100000",
             "draftree train head smollm2-135m-instruct --data data --output head --minutes 60",
             "draftree train export head --to speculators --target smollm2-135m-instruct --output exported",

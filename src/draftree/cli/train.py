@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,13 +15,18 @@ import typer
 
 from draftree.cli.bench import listed
 from draftree.cli.layout import argument, group_of, option, refuse
-from draftree.cli.options import Setup, takes, takes_setup, values_of
-from draftree.cli.render import CLEAR_LINE, INTERRUPTED, is_terminal, note, say, write
-from draftree.cli.train_data import data, prompts
+from draftree.cli.options import EXECUTION_OPTIONS, Setup, takes, takes_setup, values_of
+from draftree.cli.render import CLEAR_LINE, INTERRUPTED, is_terminal, note, resolve_with_bar, say, write
+from draftree.cli.train_data import PROMPTS, data, prepare, prompt_sets, prompts, run
+from draftree.cli.tune import announce, conclude, measure, say_differences, table
 from draftree.core.errors import ConfigurationError, suggestion
+from draftree.loading.resolve import require_sound
 from draftree.options import EXECUTION
 
 if TYPE_CHECKING:
+    from draftree.loading.loaded import LoadedModel
+    from draftree.train.automatic import TrainingPlan
+    from draftree.train.data.capture import Capture, CaptureSettings
     from draftree.train.evaluate import Evaluation
     from draftree.train.finishing import TrainingResult
     from draftree.train.head import HeadOptions
@@ -361,6 +367,182 @@ def distill(
     say_use(run, result.folder, f"model:{result.folder}")
 
 
+STUDENT_START = "smollm2-135m-instruct"
+TIMES_SMALLER = 4
+"""A target is at least so many times as large as the model that a student starts from."""
+UNSEEN_PROMPTS = 24
+"""Prompts of the measurement, which no text of training answers."""
+
+
+@takes_setup(*EXECUTION_OPTIONS, generation_config="none")
+def auto(
+    *,
+    hours: float = option(2.0, "Hours for data, training and measurement together.", "X", BUDGET),
+    output: Path | None = option(
+        None,
+        "Folder of data and drafter; one of an interrupted run is continued; MODEL-drafter if not given.",
+        "FOLDER",
+        FILES,
+    ),
+    prompts: list[str] | None = option(
+        None, "As for 'draftree train data'; your own prompts train the better drafter.", "NAME|FILE", PROMPTS
+    ),
+    dry_run: bool = option(False, "Print the plan and end.", panel=BUDGET, names="--dry-run"),
+    setup: Setup,
+) -> None:
+    """Train a drafter for a model on its own answers, measure it on unseen prompts, and keep it for --draft auto.
+
+    Kind and size are those that should be fastest on this machine. Ctrl-C keeps what is done, and the same command
+    continues.
+    """
+    require_sound(setup.model)
+    if not hours > 0:
+        raise ConfigurationError(f"hours is {hours}: it must be positive")
+    folder = output or Path(f"{Path(setup.model).stem}-drafter")
+    from draftree.train.automatic import MEASURED
+    from draftree.train.finishing import RECIPE
+
+    plan = make_data(setup, folder, prompts, 60 * hours, dry_run=dry_run)
+    if dry_run:
+        return
+    drafter = folder / "drafter"
+    if not (drafter / RECIPE).is_file():
+        train_drafter(setup, plan, folder)
+    measure_drafter(setup, plan, folder, 60 * hours * MEASURED)
+
+
+def make_data(
+    setup: Setup, folder: Path, prompts: Sequence[str] | None, minutes: float, *, dry_run: bool
+) -> TrainingPlan:
+    """Plan, and let the target answer prompts; the target is not in memory any more afterwards."""
+    from draftree.cli.runs import fetch_and_load
+    from draftree.train.automatic import STUDENT, TrainingPlan
+    from draftree.train.data.capture import Capture, CaptureSettings
+
+    sets = prompt_sets(prompts)
+    plan_file = folder / "plan.json"
+    setup = setup.plainly()
+    loaded = fetch_and_load(setup)
+    llm = setup.llm(loaded)
+
+    def capture_of(kind: str, limit: int | None) -> tuple[Capture, CaptureSettings]:
+        # a whole model reads tokens only: without hidden states, a text takes 2% of the space
+        settings = CaptureSettings(limit_tokens=limit)
+        if kind == STUDENT:
+            settings = replace(settings, features="none", teacher="top-k:64")
+        return Capture(llm, loaded, sets, settings), settings
+
+    if plan_file.is_file():
+        plan = TrainingPlan.read(plan_file)
+        note(f"the plan of '{plan_file}' is continued")
+    else:
+        plan = plan_of(loaded, setup, *capture_of(STUDENT, None), minutes)
+        if not dry_run:
+            folder.mkdir(parents=True, exist_ok=True)
+            plan.write(plan_file)
+    note(str(plan))
+    if plan.speedup < 1:
+        note("on this machine, no drafter that is trained in this time is expected to pay: give more --hours")
+    if dry_run:
+        return plan
+    capture, settings = capture_of(plan.kind, plan.data_tokens)
+    found = capture.found(folder / "data")
+    if found is None or not found.complete:
+        prepare(capture, settings, folder / "data")
+        run(capture, settings, folder / "data")
+    write_unseen(capture, folder / "unseen.jsonl")
+    return plan
+
+
+def plan_of(
+    loaded: LoadedModel, setup: Setup, capture: Capture, settings: CaptureSettings, minutes: float
+) -> TrainingPlan:
+    """Measure the speeds of answers and of products, and return the plan."""
+    from draftree.loading.options import resolve_place
+    from draftree.models.memory import inner_width
+    from draftree.train.automatic import Machine, TargetSize, operations_per_second, plan_training
+    from draftree.train.data.capture import estimate
+    from draftree.train.preparing import text_config
+    from draftree.weights.catalogue import CATALOGUE
+
+    device, dtype = resolve_place(dataclasses.replace(setup, dtype="auto"))
+    speed = estimate(capture, settings).tokens_per_second
+    target = TargetSize(
+        num_bytes=loaded.model.footprint.weights,
+        hidden=capture.recipe.hidden,
+        inner=inner_width(text_config(loaded)),
+        vocab=capture.recipe.vocab,
+        is_quantized=loaded.quantization is not None,
+    )
+    start = CATALOGUE[STUDENT_START]
+    is_small = 2 * start.num_parameters * TIMES_SMALLER > target.num_bytes
+    student = None if is_small else (start.name, start.num_parameters)
+    return plan_training(target, Machine(speed, operations_per_second(dtype, device)), minutes, student)
+
+
+def write_unseen(capture: Capture, path: Path) -> None:
+    """Write prompts for the measurement: the first ones that training does not see."""
+    from draftree.train.data.shards import UNSEEN_SHARE, is_unseen, write_atomically
+
+    jobs = [job for job in capture.jobs if is_unseen(job.prompt_id, UNSEEN_SHARE)][:UNSEEN_PROMPTS]
+    if not jobs:
+        raise ConfigurationError(
+            f"{len(capture.jobs)} prompts are too few: one in {round(1 / UNSEEN_SHARE)} is kept for the measurement"
+        )
+    lines = [
+        json.dumps({"id": f"unseen-{job.prompt_id}", "messages": [dict(message) for message in job.prompt.messages]})
+        for job in jobs
+    ]
+    write_atomically(path, lambda new: new.write_text("".join(f"{line}\n" for line in lines), "utf-8"))
+
+
+def train_drafter(setup: Setup, plan: TrainingPlan, folder: Path) -> None:
+    from draftree.train.automatic import STUDENT, recipe_of
+    from draftree.train.preparing import TRAINING, TrainingJob
+    from draftree.train.settings import Limits, TrainSettings
+
+    output = folder / "drafter"
+    job = TrainingJob(
+        options=dataclasses.replace(setup.plainly(), dtype="auto"),
+        data=(folder / "data",),
+        output=output,
+        resume=(output / TRAINING).is_dir(),
+    )
+    settings = TrainSettings(Limits(minutes=plan.minutes), **recipe_of(plan.kind))
+
+    def work() -> TrainingResult:
+        if plan.kind == STUDENT:
+            from draftree.train.distill import StudentOptions, train_student
+
+            resolve_with_bar(str(plan.start))
+            return train_student(job, settings, StudentOptions(plan.start), report=Lines(), note=note)
+        from draftree.train.head import HeadOptions, train_head
+
+        return train_head(job, settings, HeadOptions(draft_vocab=plan.draft_vocab), report=Lines(), note=note)
+
+    say_trained(run_training(Run(job, settings), work))
+
+
+def measure_drafter(setup: Setup, plan: TrainingPlan, folder: Path, minutes: float) -> None:
+    """Measure the drafter beside all others on unseen prompts, and keep the fastest for `auto`."""
+    from draftree.lab.tune.drafts import DraftSearch, DraftTuneSettings
+    from draftree.train.automatic import STUDENT
+
+    kind = "model" if plan.kind == STUDENT else "head"
+    spec = f"{kind}:{(folder / 'drafter').resolve()}"
+    settings = DraftTuneSettings(setup, prompts=folder / "unseen.jsonl", drafts=(spec,), minutes=minutes)
+    search = DraftSearch(settings, fetch=resolve_with_bar)
+    announce(search, minutes)
+    is_complete = measure(search)
+    say(table(search.contest.standings(), search.predicted))
+    say_differences(search)
+    if not is_complete:
+        note("interrupted: the measurements are kept, and the same command continues")
+        raise typer.Exit(INTERRUPTED)
+    if not conclude(search, save=True):
+        raise typer.Exit(1)
+
+
 PACKAGE = "package"
 SERVERS = ("speculators", "sglang", PACKAGE)
 """Values of `--to`: the layout of speculators for vLLM, folders for SGLang, and heads of this package."""
@@ -408,6 +590,7 @@ def export(
 train = group_of(
     "Make training data from a target's own texts, and train drafters on them.",
     {
+        "auto": auto,
         "prompts": prompts,
         "data": data,
         "head": head,

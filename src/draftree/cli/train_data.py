@@ -147,12 +147,11 @@ def data(
     Ctrl-C keeps all complete texts, and the same command continues.
     """
     require_sound(setup.model)
-    named = [(name, None if is_own(name) else read_prompts(name)) for name in prompts or DEFAULT_PROMPTS]
+    sets = prompt_sets(prompts)
     from draftree.cli.runs import fetch_and_load
     from draftree.train.data.capture import Capture, CaptureSettings
 
     settings = CaptureSettings(**capturing)
-    sets = [set_of(name, listed) for name, listed in named]
     setup = dataclasses.replace(setup, draft=draft)
     loaded = fetch_and_load(setup)
     capture = Capture(setup.llm(loaded), loaded, sets, settings)
@@ -161,21 +160,24 @@ def data(
         run(capture, settings, output)
 
 
+def prompt_sets(names: Sequence[str] | None) -> list[PromptSet]:
+    """Return the sets of these names or files; the default ones for None."""
+    named = [(name, None if is_own(name) else read_prompts(name)) for name in names or DEFAULT_PROMPTS]
+    from draftree.train.data.prompts import DataPrompt, PromptSet, prompt_set
+
+    def of_file(name: str, prompts: Sequence[FilePrompt]) -> PromptSet:
+        made = [
+            DataPrompt.of_text(str(prompt.prompt)) if prompt.messages is None else DataPrompt(tuple(prompt.messages))
+            for prompt in prompts
+        ]
+        return PromptSet(os.path.basename(name), made, "as the file's owner says")
+
+    return [prompt_set(name) if prompts is None else of_file(name, prompts) for name, prompts in named]
+
+
 def is_own(name: str) -> bool:
     """Return whether a name is not a file; a file of the same name is given as ./NAME."""
     return name.partition(":")[0] in ("shipped", "expanded", "packages")
-
-
-def set_of(name: str, listed: Sequence[FilePrompt] | None) -> PromptSet:
-    from draftree.train.data.prompts import DataPrompt, PromptSet, prompt_set
-
-    if listed is None:
-        return prompt_set(name)
-    made = [
-        DataPrompt.of_text(str(prompt.prompt)) if prompt.messages is None else DataPrompt(tuple(prompt.messages))
-        for prompt in listed
-    ]
-    return PromptSet(os.path.basename(name), made, "as the file's owner says")
 
 
 def prepare(capture: Capture, settings: CaptureSettings, output: Path) -> None:

@@ -35,12 +35,15 @@ def total(footprints: Iterable[Footprint]) -> Footprint:
     return Footprint(*map(sum, zip(*map(astuple, (NOTHING, *footprints)), strict=True)))
 
 
+def inner_width(config: Any) -> int:
+    """Return the largest inner width of the perceptrons in a model's configuration."""
+    named = getattr(config, "intermediate_size", None) or getattr(config, "ffn_dim", None) or 4 * config.hidden_size
+    return max(map(int, named)) if isinstance(named, (list, tuple)) else int(named)  # one for each layer
+
+
 def activation_bytes(config: Any, dtype: torch.dtype) -> int:
     """Estimate the activations of one row in a layer from the sizes in a model's configuration, in bytes."""
-    hidden = int(config.hidden_size)
-    named = getattr(config, "intermediate_size", None) or getattr(config, "ffn_dim", None) or 4 * hidden
-    inner = max(map(int, named)) if isinstance(named, (list, tuple)) else int(named)  # one for each layer
-    return (6 * hidden + 3 * inner) * dtype.itemsize
+    return (6 * int(config.hidden_size) + 3 * inner_width(config)) * dtype.itemsize
 
 
 def free_memory(device: torch.device) -> int | None:

@@ -183,14 +183,19 @@ def prepare(job: TrainingJob, settings: TrainSettings, report: Report = ignore, 
             "another --unseen-share"
         )
     seen = first_texts(data, seen, job.data_tokens)
+    config = text_config(loaded)
+    parts = TargetParts.of(loaded.model)
+    parts = replace(parts, embedding=parts.embedding.to(dtype), output=parts.output.to(dtype))
+    return Prepared(job, data, seen, unseen, loaded, config, parts, processes, dtype, settings, report, note)
+
+
+def text_config(loaded: LoadedModel) -> Any:
+    """Return the configuration of transformers of a loaded model's decoder."""
     from transformers import AutoConfig
 
     if loaded.folder is None:
         raise ConfigurationError(f"'{loaded.name}' has no folder with a configuration: choose a model in a folder")
-    config = AutoConfig.from_pretrained(loaded.folder, trust_remote_code=False).get_text_config()
-    parts = TargetParts.of(loaded.model)
-    parts = replace(parts, embedding=parts.embedding.to(dtype), output=parts.output.to(dtype))
-    return Prepared(job, data, seen, unseen, loaded, config, parts, processes, dtype, settings, report, note)
+    return AutoConfig.from_pretrained(loaded.folder, trust_remote_code=False).get_text_config()
 
 
 def first_texts(data: TrainingData, numbers: Sequence[int], tokens: int | None) -> list[int]:

@@ -1,0 +1,178 @@
+"""What `draftree train auto` makes: kind and size of a drafter for a target on this machine, by a model of cost.
+
+Rates of acceptance are those of the lab note on training; speeds are measured here.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from math import log2
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftree.core.errors import ConfigurationError
+from draftree.core.files import MALFORMED, read_json, write_json
+
+HEAD, STUDENT = "head", "student"
+"""Kinds: a head on the target's hidden states; a small chat model that gets the target's tokens."""
+MEASURED = 0.1
+"""Share of the time that is left for the measurement of the result."""
+EFFICIENCY = 0.4
+"""Share of the speed of large products that training reaches."""
+STUDENT_RATE = 0.65
+"""Acceptance of each drafted token of a student (SmolLM2-135M for TinyLlama, 75,000 predictions)."""
+FIRST_PREDICTIONS, FIRST_RATE, RATE_BY_DOUBLING, HIGHEST_RATE = 200_000, 0.34, 0.036, 0.62
+"""Acceptance of each drafted token of a head, by predictions that it was trained on (SmolLM2-135M)."""
+VOCABULARIES = (4_096, 8_192, 16_384, 32_768)
+TOKENS_BY_DOUBLING = 0.028
+"""Relative gain in acceptance of a draft vocabulary of twice the size; 8,192 tokens are the base."""
+ROW, QUANTIZED_ROW = 0.03, 0.10
+"""Cost of another row of a pass, relative to a pass of one row, with 16 bits and with fewer."""
+LONGEST = 6
+"""Longest draft that is considered."""
+PROBE_SIZE, PROBE_SECONDS = 1024, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Measured speeds: new tokens per second of data, floating-point operations per second of large products."""
+
+    tokens: float
+    operations: float
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSize:
+    """Size of a target.
+
+    Attributes:
+        num_bytes: bytes of its weights, which a pass reads.
+        inner: inner width of its perceptrons.
+    """
+
+    num_bytes: int
+    hidden: int
+    inner: int
+    vocab: int
+    is_quantized: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPlan:
+    """What is trained, and what that should bring.
+
+    Attributes:
+        start: model that a student starts from; None for a head.
+        draft_vocab: draft vocabulary of a head; None for a student.
+        data_tokens: tokens of data, prompts included.
+        minutes: of training.
+        predictions: that fit into the time.
+        tokens_per_round: expected, with drafts of the best length.
+        speedup: expected, relative to plain decoding.
+    """
+
+    kind: str
+    start: str | None
+    draft_vocab: int | None
+    data_tokens: int
+    minutes: float
+    predictions: int
+    tokens_per_round: float
+    speedup: float
+
+    def __str__(self) -> str:
+        what = f"a head with {self.draft_vocab:,} tokens" if self.start is None else f"a student from {self.start}"
+        return (
+            f"{what}: {self.data_tokens:,} tokens of data, {self.minutes:.0f} minutes of training, about "
+            f"{self.predictions:,} predictions; {self.tokens_per_round:.2f} tokens per round and {self.speedup:.2f} "
+            "times plain decoding are expected"
+        )
+
+    def write(self, path: Path) -> None:
+        write_json(path, asdict(self), indent=1)
+
+    @classmethod
+    def read(cls, path: Path) -> TrainingPlan:
+        try:
+            return cls(**read_json(path))
+        except MALFORMED as error:
+            raise ConfigurationError(f"'{path}' is damaged: delete it, and the plan is made again") from error
+
+
+def operations_per_second(dtype: torch.dtype, device: torch.device) -> float:
+    """Return the measured speed of large products."""
+    matrix = torch.ones(PROBE_SIZE, PROBE_SIZE, dtype=dtype, device=device)
+    start, count, seconds = time.perf_counter(), 0, 0.0
+    while count < 2 or seconds < PROBE_SECONDS:
+        float((matrix @ matrix)[0, 0])  # waits for the product
+        if count == 0:
+            start = time.perf_counter()  # the first product is slower
+        count += 1
+        seconds = time.perf_counter() - start
+    return (count - 1) * 2 * PROBE_SIZE**3 / seconds
+
+
+def plan_training(
+    target: TargetSize, machine: Machine, minutes: float, student: tuple[str, int] | None
+) -> TrainingPlan:
+    """Return the plan with the highest expected speed.
+
+    Args:
+        minutes: of data, training and measurement together.
+        student: name and number of parameters of the model that a student would start from; None for a head only.
+    """
+    plans = [_plan(target, machine, minutes, vocab, None) for vocab in VOCABULARIES if vocab < target.vocab]
+    plans = plans or [_plan(target, machine, minutes, target.vocab, None)]
+    if student is not None:
+        plans.append(_plan(target, machine, minutes, None, student))
+    return max(plans, key=lambda plan: plan.speedup)
+
+
+def _plan(
+    target: TargetSize, machine: Machine, minutes: float, vocab: int | None, student: tuple[str, int] | None
+) -> TrainingPlan:
+    if student is None:
+        assert vocab is not None, "a head has a draft vocabulary"
+        layer = 9 * target.hidden**2 + 3 * target.hidden * target.inner
+        output = vocab * target.hidden
+        weights = layer + output
+        operations = 6 * layer + 4 * output  # the output head is frozen
+    else:
+        weights = student[1]
+        operations = 6 * weights
+    trained = machine.operations * EFFICIENCY / operations
+    seconds = 60 * minutes * (1 - MEASURED)
+    # as many predictions as tokens if data are made faster than they are learned, otherwise half of the time for each
+    data_seconds = seconds * min(0.5, trained / (trained + machine.tokens))
+    predictions = round(trained * (seconds - data_seconds))
+    if vocab is None:
+        rate = STUDENT_RATE
+    else:
+        learned = FIRST_RATE + RATE_BY_DOUBLING * log2(max(1, predictions) / FIRST_PREDICTIONS)
+        rate = max(0.0, min(HIGHEST_RATE, learned)) * (1 + TOKENS_BY_DOUBLING * log2(vocab / VOCABULARIES[1]))
+    row = QUANTIZED_ROW if target.is_quantized else ROW
+    cost = row + 2 * weights / target.num_bytes
+    lengths = [sum(rate**depth for depth in range(length + 1)) for length in range(LONGEST + 1)]
+    length = max(range(1, LONGEST + 1), key=lambda length: lengths[length] / (1 + length * cost))
+    return TrainingPlan(
+        STUDENT if student else HEAD,
+        student[0] if student else None,
+        vocab,
+        max(1, round(data_seconds * machine.tokens)),
+        (seconds - data_seconds) / 60,
+        predictions,
+        lengths[length],
+        lengths[length] / (1 + length * cost),
+    )
+
+
+def recipe_of(kind: str) -> dict[str, Any]:
+    """Return the values of `TrainSettings` for a kind, as the lab note on training found them on CPUs."""
+    if kind == HEAD:
+        return {"batch_tokens": 6144, "learning_rate": 2e-3, "levels_from": 0.4, "evaluate_every": 50}
+    # Muon needs seconds for an update of matrices of this width on a CPU, and trained weights need a low rate
+    rate = {"optimizer": "adamw", "learning_rate": 2e-4, "warm_up": 10, "weight_decay": 0.1}
+    return {"batch_tokens": 2048, "levels": 1, "evaluate_every": 50, **rate}
