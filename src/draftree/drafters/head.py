@@ -2,9 +2,10 @@
 
 The head was trained for one target. EAGLE-1, 2, 3 and 3.1 and MTP run one pass per level: rows of the text use hidden
 states that the target's own passes return; nodes of a tree use the head's states, and are read again from the target's
-after the round. P-EAGLE, DFlash, DSpark and Medusa give the logits of all levels in one pass. With a
-reduced vocabulary some tokens are never proposed. Candidates are ranked with the request's noise of their token ids if
-the verifier allows it. The default depth is the number of levels that it was trained for.
+after the round. Assistants of Gemma 4 run one pass per level on the target's keys and values. P-EAGLE, DFlash, DSpark
+and Medusa give the logits of all levels in one pass. With a reduced vocabulary some tokens are never proposed.
+Candidates are ranked with the request's noise of their token ids if the verifier allows it. The default depth is the
+number of levels that it was trained for.
 
 Source: EAGLE, Li et al., arXiv 2401.15077; EAGLE-3, arXiv 2503.01840. Costs a pass of one layer and of the rows of the
 draft vocabulary for every level, and one row for every token of the text. Loses with targets that are hardly slower
@@ -20,6 +21,7 @@ from typing import Any, final
 from draftree.core.errors import ConfigurationError
 from draftree.drafters.base import DraftContext, DraftTraits, Observation
 from draftree.drafters.learning.corrections import HeadCorrections
+from draftree.drafters.tree_builder.assistant_stepper import AssistantStepper
 from draftree.drafters.tree_builder.block_stepper import BlockStepper
 from draftree.drafters.tree_builder.builder import Shape, TreeBuildingDrafter, parse_shape
 from draftree.drafters.tree_builder.head_stepper import HeadStepper
@@ -27,6 +29,7 @@ from draftree.heads.base import BlockHead, FeatureHead, Head, TargetParts
 from draftree.heads.calibration import read_calibration, read_rates
 from draftree.heads.config import EAGLE, EAGLE3, MTP, HeadConfig
 from draftree.heads.folders import read_config, read_head
+from draftree.heads.gemma4 import AssistantHead
 from draftree.heads.native_passes import passes_of
 from draftree.heads.peagle import ParallelEagle, PEagleHead
 from draftree.heads.shipped import head_folder
@@ -126,10 +129,12 @@ class HeadDrafter(TreeBuildingDrafter):
         super().observe(observations)
 
 
-def _stepper(head: Head, target: LanguageModel) -> HeadStepper | BlockStepper:
+def _stepper(head: Head, target: LanguageModel) -> HeadStepper | BlockStepper | AssistantStepper:
     """Return the stepper of a head: for one pass per level, or one pass for all levels."""
     if isinstance(head, PEagleHead):
         return BlockStepper(ParallelEagle(head), target.device)
+    if isinstance(head, AssistantHead):
+        return AssistantStepper(head, target)
     if isinstance(head, BlockHead):
         return BlockStepper(head, target.device)
     if isinstance(head, FeatureHead):

@@ -10,11 +10,14 @@ from draftree.core.errors import ConfigurationError, suggestion
 
 EAGLE, EAGLE3, PEAGLE, MTP = "eagle", "eagle3", "peagle", "mtp"
 DFLASH, DSPARK, MEDUSA = "dflash", "dspark", "medusa"
+GEMMA4 = "gemma4-assistant"
 FEATURE_KINDS = (EAGLE, EAGLE3, PEAGLE, MTP)
 """Kinds that draft level by level: each level recycles the states of the level before."""
 BLOCK_KINDS = (DFLASH, DSPARK, MEDUSA)
 """Kinds that draft all levels in one pass."""
-KINDS = (*FEATURE_KINDS, *BLOCK_KINDS)
+KINDS = (*FEATURE_KINDS, *BLOCK_KINDS, GEMMA4)
+SLIDING, FULL = "sliding_attention", "full_attention"
+"""Types of layers in configurations of transformers."""
 LAST_LAYER = -1
 """Index in `features` of the output of the last layer, before the final norm; others count back from it."""
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
@@ -65,12 +68,13 @@ class HeadConfig:
     has_confidence: bool = False  # whether it estimates the probability of acceptance
     confidence_with_markov: bool = False  # whether that estimate also reads the embedding of the token before
     anchor_predicts: bool = True  # whether the first row of a block, that of the last known token, predicts a token
-    # for each layer of a block head the number of positions that its rows see of the sequence, or 0 for all; empty for
-    # all layers without a window
+    # for each layer of a block head or an assistant the number of positions that its rows see of the sequence, or 0 for
+    # all; empty for all layers without a window
     windows: tuple[int, ...] = ()
     causal_windows: bool = False  # whether rows of a block see only earlier rows of it, in layers with a window
     head_layers: int = 0  # residual products of each Medusa head; 0 for other kinds
-    # configuration of transformers of the decoder layer inside an MTP head; empty for other kinds
+    # configuration of transformers of the decoder layer inside an MTP head; sizes of an assistant of Gemma 4 that other
+    # kinds do not have; empty for other kinds
     layer: Mapping[str, Any] = field(default_factory=dict)
     target_name: str = ""  # name or path of the target, for messages and exports; empty if unknown
     target_architecture: str = ""  # class of the target in transformers, for exports; empty if unknown
@@ -112,7 +116,7 @@ class HeadConfig:
             yield f"features is {self.features!r}: layers are integers"
         if not self.features or len(set(self.features)) < len(self.features):
             yield f"features is {self.features!r}: name at least one layer, each once"
-        if self.kind in (EAGLE, MTP, MEDUSA) and len(self.features) != 1:
+        if self.kind in (EAGLE, MTP, MEDUSA, GEMMA4) and len(self.features) != 1:
             yield f"kind '{self.kind}' reads one hidden state, and features names {len(self.features)}"
         if self.num_layers:
             for name in ("num_heads", "num_kv_heads", "head_dim", "intermediate"):

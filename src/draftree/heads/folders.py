@@ -24,8 +24,20 @@ from draftree.core.errors import (
 )
 from draftree.core.files import write_json
 from draftree.heads.base import Head
-from draftree.heads.config import DFLASH, DSPARK, EAGLE, EAGLE3, MEDUSA, MTP, PEAGLE, HeadConfig
-from draftree.heads.layouts import CONFIG, SAFE, HeadFolder, Layout, dflash, dspark, eagle, medusa, mtp, speculators
+from draftree.heads.config import DFLASH, DSPARK, EAGLE, EAGLE3, GEMMA4, MEDUSA, MTP, PEAGLE, HeadConfig
+from draftree.heads.layouts import (
+    CONFIG,
+    SAFE,
+    HeadFolder,
+    Layout,
+    dflash,
+    dspark,
+    eagle,
+    gemma4,
+    medusa,
+    mtp,
+    speculators,
+)
 from draftree.heads.vocabulary import MASK, OFFSETS, maps_of, vocabulary_of, widest_dtype
 
 CLASSES = {
@@ -36,6 +48,7 @@ CLASSES = {
     DFLASH: "draftree.heads.dflash:DFlashHead",
     DSPARK: "draftree.heads.dflash:DFlashHead",
     MEDUSA: "draftree.heads.medusa:MedusaHead",
+    GEMMA4: "draftree.heads.gemma4:AssistantHead",
 }
 """Kind to module and class; a class takes a configuration and a vocabulary."""
 
@@ -69,7 +82,7 @@ def require_tensors(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor],
             f"it does not have the shapes of layout '{layout}': {_listed(differing, '; ')}: its config.json and its "
             "tensors contradict each other"
         )
-    if other := sorted(name for name in wanted if not tensors[name].is_floating_point()):
+    if other := sorted(name for name in wanted if wanted[name].is_floating_point() > tensors[name].is_floating_point()):
         raise ModelLoadError(f"{_listed(other)} are not floating-point numbers: use weights that are not packed")
 
 
@@ -107,7 +120,7 @@ def expanded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
-LAYOUTS: tuple[Layout, ...] = (speculators, medusa, dflash, dspark, mtp, eagle)
+LAYOUTS: tuple[Layout, ...] = (speculators, medusa, gemma4, dflash, dspark, mtp, eagle)
 """In the order in which they are tried; those with a name in the configuration first."""
 
 
@@ -140,7 +153,11 @@ def read_head(folder: str | os.PathLike[str], *, dtype: torch.dtype | None = Non
             head = head_class(config.kind)(config, vocabulary)
         require_tensors(parameters, head.state_dict(), layout.NAME)
     dtype = dtype or widest_dtype(parameters)
-    head.load_state_dict({name: tensor.to(device, dtype) for name, tensor in parameters.items()}, assign=True)
+    loaded = {
+        name: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
+        for name, tensor in parameters.items()
+    }
+    head.load_state_dict(loaded, assign=True)
     head.requires_grad_(False)
     head.vocabulary = head.vocabulary.to(torch.device(device))
     return head.eval()

@@ -170,6 +170,13 @@ def _yarn_scaling(rope: Mapping[str, Any], factor: float) -> float:
     return magnitude(scale) / magnitude(scale_all) if scale and scale_all else magnitude(1)
 
 
+def _proportional(rope: Mapping[str, Any], head_dim: int, max_length: int) -> tuple[Tensor, float]:
+    """Rotate only the first pairs of numbers, as in Gemma 4."""
+    frequencies = 1.0 / _wavelengths(rope, head_dim)
+    frequencies[int(rope.get("partial_rotary_factor", 1.0) * head_dim // 2) :] = 0.0
+    return frequencies / rope.get("factor", 1.0), 1.0
+
+
 def _longrope(rope: Mapping[str, Any], head_dim: int, max_length: int) -> tuple[Tensor, float]:
     """Divide each frequency by its own factor for sequences of the trained length.
 
@@ -194,6 +201,7 @@ _FORMULAS: Mapping[str, Callable[[Mapping[str, Any], int, int], tuple[Tensor, fl
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
+    "proportional": _proportional,
 }
 """Types of rotary positions whose frequencies do not depend on the length of a sequence."""
 

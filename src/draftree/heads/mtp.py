@@ -20,12 +20,11 @@ from torch import Tensor, nn
 
 from draftree.core.errors import ModelLoadError
 from draftree.heads.base import Attend, FeatureHead, TargetParts
-from draftree.heads.config import HeadConfig
+from draftree.heads.config import FULL, HeadConfig
 from draftree.heads.layers import Shared
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.models.torch.attention import NAME, LayerCall, announced, register
 
-FULL = "full_attention"
 SPARSE = "sparse"
 
 

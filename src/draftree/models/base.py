@@ -590,6 +590,19 @@ class LanguageModel(ABC):
         """
         return self._elsewhere("final norm").final_norm(hidden)
 
+    def last_keys(self, slot: Slot, *, has_window: bool) -> tuple[Tensor, Tensor]:
+        """Return keys and values of a slot's prefix in the last layer with a sliding window, or in the last without.
+
+        Returns:
+            Views, read only, both of shape (kv_heads, length, head_dim).
+
+        Raises:
+            UnsupportedModelError: the model has no such layer, or does not show them.
+        """
+        raise UnsupportedModelError(
+            f"{type(self).__name__} does not show its keys and values: choose a drafter that has its own"
+        )
+
     def _elsewhere(self, part: str) -> LanguageModel:
         """Return the model in this process that has the embedding and the head of this one, if it is another."""
         if self.here is self:

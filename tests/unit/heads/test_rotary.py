@@ -33,6 +33,7 @@ ROPES = {
     "yarn whose factor is a ratio": {**YARN, "factor": None},
     "yarn of one step": {**YARN, "beta_fast": 1.0, "beta_slow": 1.0, "truncate": False},
     "longrope": {**LONG, **FACTORS},
+    "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
     "longrope with a factor": {**LONG, **FACTORS, "factor": 8.0},
     "longrope with a factor of attention": {**LONG, **FACTORS, "attention_factor": 1.25},
     "longrope of a short context": {**LONG, **FACTORS, "original_max_position_embeddings": 65536},
@@ -84,7 +85,7 @@ def test_bad_parameters_are_refused_by_name(rope):
         Rotary(rope, 64, 16384)
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "proportional", "x"])
+@pytest.mark.parametrize("kind", ["dynamic", "x"])
 def test_types_whose_frequencies_depend_on_the_length_and_unknown_ones_are_refused(kind):
     with pytest.raises(ModelLoadError, match=f"type '{kind}' are not supported: default, linear, llama3"):
         Rotary({"rope_type": kind, "factor": 2.0}, 64, 1024)

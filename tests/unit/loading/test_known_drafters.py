@@ -103,7 +103,7 @@ POPULAR = {
     "Qwen/Qwen3.5-9B": "z-lab/Qwen3.5-9B-DFlash",
     "Qwen/Qwen3.8-27B": "RadixArk/Qwen3.8-27B-DSpark",
     "unsloth/Qwen3.8-27B-GGUF": "RadixArk/Qwen3.8-27B-DSpark",
-    "google/gemma-4-E4B-it": None,
+    "google/gemma-4-E4B-it": "google/gemma-4-E4B-it-assistant",
     "google/gemma-4-31B-it": "RedHatAI/gemma-4-31B-it-speculator.eagle3",
     "openai/gpt-oss-20b": "z-lab/gpt-oss-20b-DFlash",
     "openai/gpt-oss-120b": "z-lab/gpt-oss-120b-DFlash",
@@ -131,7 +131,7 @@ def test_popular_models_have_their_first_readable_drafter_without_a_network(name
 
 
 def test_every_entry_of_the_list_is_complete() -> None:
-    kinds = {*KINDS, SIBLING, "eagle3.1", "dflash2", "xpress", "jetspec", "gemma4-assistant"}
+    kinds = {*KINDS, SIBLING, "eagle3.1", "dflash2", "xpress", "jetspec"}
     targets = read_targets(DATA)
     models = [model.lower() for target in targets for model in target.models]
     assert len(models) == len(set(models))

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import ModelLoadError, ModelNotFoundError
-from draftree.heads.config import HeadConfig
+from draftree.heads.config import FULL, SLIDING, HeadConfig
 from draftree.weights.folders import index_files, read_settings
 
 
@@ -104,7 +104,6 @@ class Values:
 
 
 LLAMA, QWEN3 = "llama", "qwen3"
-SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def layer_values(layer: Values) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
 from draftree.core.tensors import runs_triton, to_device
-from draftree.models.base import Extend, LayerSubset
+from draftree.models.base import Extend, LayerSubset, Slot
 from draftree.models.kv.slots import KVSlot, LayerRange, Leftovers, RangeOutput, SlotPool, kv_slot
 from draftree.models.kv.slotted import RowOrder, SlottedModel, requested_rows
 from draftree.models.kv.states import RecurrentStates, StateKey
@@ -228,6 +228,14 @@ class HFModel(TransformersModel, SlottedModel):
         """Run the model; None if another process has its head."""
         logits: Tensor = self.model(**arguments).logits
         return logits
+
+    def last_keys(self, slot: Slot, *, has_window: bool) -> tuple[Tensor, Tensor]:
+        layers = [layer for layer, call in self.calls.items() if (call.window is not None) == has_window]
+        if not layers:
+            kind = "with" if has_window else "without"
+            raise UnsupportedModelError(f"{self.kind} has no layer {kind} a sliding window that attends")
+        memory, index = self._pool.memory, kv_slot(slot).index
+        return tuple(part[max(layers)][index, :, : slot.length] for part in (memory.keys, memory.values))  # type: ignore[return-value]
 
     @torch.inference_mode()
     def read(self, input_ids: Tensor, mask: Tensor | None, extra_inputs: Mapping[str, Any]) -> list[ReadPrompt]:
