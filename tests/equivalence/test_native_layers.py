@@ -186,11 +186,8 @@ def test_norms_of_single_heads_with_mean_and_bias() -> None:
 @pytest.mark.parametrize(
     ("family", "others", "reason"),
     [
-        ("mixtral", {}, "experts, or weights in another order"),
-        ("gpt_neox", {}, "experts, or weights in another order"),
-        ("gpt2", {}, "is not divided"),
-        ("opt", AFTER, "is not divided"),
-        ("cohere", {}, "in another order"),
+        ("mixtral", {}, "a model with experts"),
+        ("opt", AFTER, "norms after its sublayers, is not divided"),
         ("olmo2", {}, "all heads together"),
     ],
 )

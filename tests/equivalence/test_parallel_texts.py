@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,14 @@ from transformers import AutoModelForCausalLM
 from draftree.core.errors import ConfigurationError
 from draftree.loading.load import load_model
 from draftree.loading.loaded import LoadedModel
-from draftree.models.native.describe import plan_lowering
+from draftree.models.native.describe import plan_lowering, plan_model
 from draftree.models.native.shares import TeamMemory, divide
 from draftree.models.torch.hf import HFModel
 from draftree.options import ModelOptions
 from families import fresh
-from native_samples import FAMILIES, SIZES
+from native_samples import FAMILIES, HYBRIDS, SIZES
 from parallel_jobs import all_texts, digest, run
+from recurrent_samples import RECURRENT
 
 SYSTEM = [(7 * place) % 50 + 3 for place in range(70)]
 PROMPTS = [[*SYSTEM, 5, 6, 5, 6], [*SYSTEM, 9, 9, 9], [4, 5, 6, 4, 5, 6, 4, 5], [11, 12]]
@@ -31,8 +33,27 @@ NATIVE: dict[str, dict[str, Any]] = {
     "gemma3_text": {"dtype": "bfloat16"},
     "phi3": {"dtype": "bfloat16", "quantization": "int8"},
     "qwen3": {"dtype": "bfloat16", "quantization": "int4"},
+    "gpt2": {"dtype": "float32"},
+    "cohere": {"dtype": "bfloat16", "quantization": "int8"},
 }
-"""Tied embeddings with biases; norms after the sublayers; fused projections and an embedding of its own; groups."""
+"""Tied embeddings with biases; norms after the sublayers; fused projections and an embedding of its own; groups;
+transposed weights; pairs that rotate together, in parallel layers."""
+
+HYBRID: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": {"dtype": "bfloat16"},
+    "lfm3": {"dtype": "float32"},
+    "bamba": {"dtype": "bfloat16", "quantization": "int8"},
+    "falcon_h1": {"dtype": "bfloat16", "quantization": "int4"},
+    "nemotron_h": {"dtype": "bfloat16"},
+}
+"""Delta nets and gated attention; short convolutions, gated attention; Mamba2 with a norm of all heads, beside
+attention, and in layers without attention and perceptron."""
+STATES = ("qwen3_5_text", "olmo_hybrid")
+"""Families with recurrent layers that transformers divides into shares of layers and into stages."""
+WIDER: dict[str, dict[str, Any]] = {
+    "bamba": {"mamba_n_groups": 1, "mamba_n_heads": 6},
+    "nemotron_h": {"mamba_num_heads": 6},
+}
 
 through_torch = pytest.mark.skipif(
     find_spec("accelerate") is None, reason="transformers needs accelerate to divide a model: the extra parallel"
@@ -57,8 +78,13 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fresh("qwen3").save_pretrained(where / "qwen3")
     fresh("gemma3_text", tie_word_embeddings=True).save_pretrained(where / "gemma3_text")
     fresh("qwen2", num_attention_heads=6, num_key_value_heads=3, hidden_size=48).save_pretrained(where / "qwen2")
-    for family in NATIVE:
-        sizes = SIZES | FAMILIES[family] | {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3}
+    for family in STATES:
+        fresh(family, **RECURRENT[family]).save_pretrained(where / family)
+    for family, others in (FAMILIES | HYBRIDS).items():
+        if family not in NATIVE | HYBRID:
+            continue
+        heads = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3}
+        sizes = SIZES | others | heads | WIDER.get(family, {})
         fresh(family, **sizes).save_pretrained(where / f"native-{family}")
     return where
 
@@ -82,8 +108,8 @@ def require_same(jobs: list[dict[str, Any]], found: list[dict[str, Any]], *facts
         assert other["open"] == 0
         assert other["messages"] > 30
         options = ModelOptions(one["model"], **one["options"])
-        if one["settings"]["kernels"] == "native":
-            continue  # heads are not divided evenly
+        if one["settings"]["kernels"] == "native" or Path(one["model"]).name in STATES:
+            continue  # heads and layers with keys are not divided evenly
         assert 0 < other["token_bytes"] * options.tp <= wanted["token_bytes"]
         if options.pp == 1:
             assert other["token_bytes"] * options.tp == wanted["token_bytes"], "keys and values of its own heads only"
@@ -97,6 +123,13 @@ def test_two_processes(saved: Path, tmp_path: Path, options: dict[str, Any]) -> 
         job(saved / "qwen3", "suffix,min=1", **options),
         job(saved / "gemma3_text", "early-exit:1,tree=1-2" if "tp" in options else "suffix,min=1", **options),
     ]
+    require_same(jobs, run(2, tmp_path, jobs))
+
+
+@through_torch
+@pytest.mark.parametrize("options", [{"tp": 2}, {"pp": 2}], ids=["layers", "stages"])
+def test_states_in_two_processes(saved: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+    jobs = [job(saved / family, "suffix,min=1", **options) for family in STATES]
     require_same(jobs, run(2, tmp_path, jobs))
 
 
@@ -118,11 +151,14 @@ def test_stages_of_tensor_parallel_layers(saved: Path, tmp_path: Path) -> None:
     require_same(jobs, run(4, tmp_path, jobs))
 
 
+@pytest.mark.parametrize("families", [NATIVE, HYBRID], ids=["attention", "states"])
 @pytest.mark.parametrize("size", [2, 3])
-def test_bits_of_native_kernels_are_those_of_one_process(saved: Path, tmp_path: Path, size: int) -> None:
+def test_bits_of_native_kernels_are_those_of_one_process(
+    saved: Path, tmp_path: Path, size: int, families: dict[str, dict[str, Any]]
+) -> None:
     jobs = [
         job(saved / f"native-{family}", "suffix,min=1", "early-exit:1,tree=1-2", tp=size, settings=settings)
-        for family, settings in NATIVE.items()
+        for family, settings in families.items()
     ]
     for one in jobs:
         one["settings"]["kernels"], one["digest"] = "native", True
@@ -140,7 +176,7 @@ def test_shares_are_disjoint_and_more_processes_than_heads_are_refused() -> None
     blueprint = plan_lowering(HFModel(fresh("llama", **(SIZES | FAMILIES["llama"]))))
     memory = TeamMemory.create()
     shares = [divide(blueprint, rank, 2, memory) for rank in range(2)]
-    for name in ("hidden", "mlp", "vocab", "kv_heads"):
+    for name in ("hidden", "vocab", "kv_heads"):
         parts = [getattr(share, name) for share in shares]
         assert parts[0].start == 0
         assert 0 < parts[0].stop == parts[1].start < parts[1].stop
@@ -148,6 +184,26 @@ def test_shares_are_disjoint_and_more_processes_than_heads_are_refused() -> None
     assert shares[1].first_head == 2
     with pytest.raises(ConfigurationError, match="2 key-value heads for 3 processes"):
         divide(blueprint, 0, 3, memory)
+    states = plan_model(fresh("bamba", **(SIZES | HYBRIDS["bamba"] | {"num_key_value_heads": 4})))
+    one_head = replace(states.layers[0].state, heads=1)
+    few = replace(states, layers=(replace(states.layers[0], recurrence=one_head), *states.layers[1:]))
+    with pytest.raises(
+        ConfigurationError, match=r"recurrent layer .* has 1 heads for 2 processes: use tp of at most 1"
+    ):
+        divide(few, 0, 2, memory)
+
+
+def test_heads_of_one_group_in_several_shares_have_the_same_keys() -> None:
+    memory = TeamMemory.create()
+    blueprint = plan_model(fresh("bamba", **(SIZES | HYBRIDS["bamba"] | {"num_key_value_heads": 4})))
+    shares = [divide(blueprint, rank, 4, memory) for rank in range(4)]
+    whole = blueprint.layers[0].state
+    parts = [share.blueprint.layers[0].state for share in shares]
+    assert (whole.heads, whole.groups) == (4, 2)
+    assert [(part.heads, part.groups, part.place.first) for part in parts] == [(1, 1, 32 * rank) for rank in range(4)]
+    assert all(part.has_joint_norm and part.norm == whole.norm for part in parts)
+    keys = [share.cuts[share.blueprint.layers[0].qkv[1].weight].rows for share in shares]
+    assert keys == [(range(16),), (range(16),), (range(16, 32),), (range(16, 32),)]
 
 
 def test_memory_of_a_team_grows_and_keeps_its_content() -> None:

@@ -14,12 +14,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import forked
 
 SECONDS = 420
+CHUNK = 20
+"""Prompt tokens of a pass: long prompts are read in several."""
 
 
 def environment(rank: int, size: int, **others: str) -> dict[str, str]:
@@ -67,11 +70,18 @@ def run(size: int, folder: Path, jobs: Any, **others: str) -> Any:
 
 
 def texts(llm: Any, case: dict[str, Any]) -> list[list[int]]:
-    """Texts of a case: its prompts as a batch, again with cached prefixes, and each alone."""
+    """Texts of a case: its prompts as a batch, again with cached prefixes, and each alone after cancelled ones."""
     from draftree import SamplingParams
 
     params = [SamplingParams(**one) for one in case["params"]]
     done = [*llm.generate(case["prompts"], params), *llm.generate(case["prompts"], params)]
+    cancelled = llm.stream_updates(case["prompts"][0][::-1], replace(params[1], max_tokens=40))
+    next(cancelled)
+    beside = llm.stream_updates([*case["prompts"][1], 17], replace(params[1], max_tokens=40))
+    next(beside)
+    cancelled.close()
+    next(beside)
+    beside.close()
     done += [llm.generate([prompt], one)[0] for prompt, one in zip(case["prompts"], params, strict=True)]
     return [list(one.token_ids) for one in done]
 
@@ -82,7 +92,7 @@ def all_texts(loaded: Any, job: dict[str, Any]) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     for draft in job["drafts"]:
-        llm = LLM(loaded, draft=draft, **({} if draft is None else {"plan": "fixed"}))
+        llm = LLM(loaded, draft=draft, prefill_chunk_size=CHUNK, **({} if draft is None else {"plan": "fixed"}))
         found[str(draft)] = texts(llm, job)
         llm.engine.check_integrity()
         llm.forget()

@@ -226,16 +226,17 @@ def packed_source_reference(model: Any, ours: NativeEncoderDecoder) -> Reference
         return source_reference_logits(model, hidden.float())
 
 
-def whole_reference(model: Any, plan: Blueprint, rough: ReferenceLogits) -> ReferenceLogits:
-    """Return the reference of a model of which each process packs a share; the model keeps its weights.
+def whole_reference(model: Any, plan: Blueprint, rough: ReferenceLogits) -> tuple[ReferenceLogits, float]:
+    """Return the reference of a model of which each process packs a share, and the tolerance; it keeps its weights.
 
-    The whole model is packed here, too: rows are rounded one by one, so its blocks are those of all shares.
+    The whole model is packed here, too: rows are rounded one by one, so its blocks are those of all shares. `rough` is
+    the reference of a model without one of its packed weights.
     """
     whole = NativeModel(plan, ModelWeights(model, keeps=True), quantization="int4")
-    require_ok(check(whole, rough, tolerance=QUANTIZED_TOLERANCE["int4"], compares_tokens=False))
+    tolerance = QUANTIZED_TOLERANCE["int4"]
+    require_ok(check(whole, rough, tolerance=tolerance, compares_tokens=False))
     reference = packed_reference(model, whole)
-    assert reference is not None, "models with projections or experts are not divided"
-    return reference
+    return (rough, tolerance) if reference is None else (reference, ROUNDED_TOLERANCE)
 
 
 @contextlib.contextmanager

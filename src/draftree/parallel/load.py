@@ -25,7 +25,7 @@ from draftree.core.files import code_named_in
 from draftree.loading.encoder_decoder import is_encoder_decoder
 from draftree.loading.loaded import LoadedModel
 from draftree.loading.options import resolve_device, resolve_dtype
-from draftree.loading.references import ROUNDED_TOLERANCE, in_float32, whole_reference
+from draftree.loading.references import in_float32, whole_reference
 from draftree.loading.resolve import resolve_model
 from draftree.loading.transformers_model import eos_ids_in, first_line, read_model, row_buckets
 from draftree.models.check import (
@@ -266,7 +266,8 @@ class ShardedModel(HFModel):
         if self._stage is None:
             super()._require_calls(probe, num_layers)
             return
-        if not probe.shapes or not probe.windows_of_calls <= probe.windows_of_masks:
+        has_states = self._mixers is not None and bool(self._mixers.mixers)
+        if not (probe.shapes or has_states) or not probe.windows_of_calls <= probe.windows_of_masks:
             raise UnsupportedModelError(
                 f"{type(self.model).__name__} calls the registered attention in none of the layers of a stage, or with "
                 "other windows than its masks have"
@@ -281,8 +282,8 @@ class LoadedShare:
     model: SlottedModel  # the share
     folder: Path  # folder of the model's files
     reference: ReferenceLogits  # logits of the self-check
-    # what rank 0 needs to know of this share: "max_length", and "samples" of its weights in hexadecimal digits if
-    # the fingerprint has to be put together
+    # what rank 0 needs to know of this share, and "samples" of its weights in hexadecimal digits if the fingerprint
+    # has to be put together
     facts: dict[str, Any]
     eos_ids: tuple[int, ...]  # tokens that end a text
     is_fixed: bool  # whether passes are native or have fixed shapes, so that rows may have the same bits in every pass
@@ -305,13 +306,7 @@ def load_share(world: World, options: ModelOptions) -> LoadedShare:
         raise ConfigurationError(
             f"'{options.model}' is an encoder-decoder model, which one process runs: leave {options.division} out"
         )
-    share = _loaded(world, folder, options, device)
-    if share.model.footprint.state:
-        raise ConfigurationError(
-            f"'{options.model}' has recurrent layers, whose states are not divided among processes: leave "
-            f"{options.division} out"
-        )
-    return share
+    return _loaded(world, folder, options, device)
 
 
 def _loaded(world: World, folder: Path, options: ModelOptions, device: torch.device) -> LoadedShare:
@@ -345,13 +340,13 @@ def _load_native(world: World, folder: Path, options: ModelOptions, device: torc
     share = divide(blueprint, world.rank, world.size, memory)
     tolerance = QUANTIZED_TOLERANCE.get(options.quantization or "")
     if options.quantization == "int4" and world.rank == 0:
-        reference, tolerance = whole_reference(model, blueprint, reference), ROUNDED_TOLERANCE
+        reference, tolerance = whole_reference(model, blueprint, reference)
     ours = NativeModel(blueprint, ModelWeights(model), quantization=options.quantization, share=share)
     return LoadedShare(
         ours,
         folder,
         reference,
-        {"max_length": ours.max_length},
+        facts_of(ours),
         eos_ids,
         is_fixed=True,
         kernels=f"native ({ours.instructions})",
@@ -359,6 +354,11 @@ def _load_native(world: World, folder: Path, options: ModelOptions, device: torc
         tolerance=tolerance,
         releases=(memory.release,),
     )
+
+
+def facts_of(model: SlottedModel) -> dict[str, Any]:
+    """Return what rank 0 needs to know of a share."""
+    return {"max_length": model.max_length, "state": model.footprint.state, "node": model.footprint.node}
 
 
 def team_memory(world: World) -> TeamMemory:
@@ -401,7 +401,7 @@ def _load_torch(world: World, folder: Path, options: ModelOptions, device: torch
     reference = reference_logits(model)  # before the attention is replaced
     shapes = Shapes() if options.kernels == "graphs" else None
     ours = ShardedModel(model, options, row_buckets=row_buckets(model), shapes=shapes)
-    facts: dict[str, Any] = {"max_length": ours.max_length}
+    facts = facts_of(ours)
     if options.pp > 1:
         facts["samples"] = {key: value.hex() for key, value in samples_of(model).items()}
     return LoadedShare(ours, folder, reference, facts, eos_ids_in(model), shapes is not None, "torch")
@@ -506,7 +506,14 @@ def _checked(share: LoadedShare, leader: Leader, options: ModelOptions, facts: S
     if "samples" in share.facts:
         samples = {key: bytes.fromhex(text) for each in facts for key, text in each["samples"].items()}
         shard.fingerprint = fingerprint_of(shard.kind, samples)
-    model = ParallelModel(shard, leader, has_embeddings=options.pp == 1, has_parts=share.is_native)
+    model = ParallelModel(
+        shard,
+        leader,
+        has_embeddings=options.pp == 1,
+        has_parts=share.is_native,
+        state=max(int(each["state"]) for each in facts),
+        node=max(int(each["node"]) for each in facts),
+    )
     result = check(model, share.reference, tolerance=share.tolerance)
     if not result.chains_ok or (share.is_native and not result.trees_ok):
         error = result.error if share.is_native else result.chain_error

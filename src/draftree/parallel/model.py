@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar, final
 
 import torch
@@ -50,7 +51,14 @@ class ParallelModel(LanguageModel):
     """
 
     def __init__(
-        self, shard: SlottedModel, leader: Leader, *, has_embeddings: bool = True, has_parts: bool = False
+        self,
+        shard: SlottedModel,
+        leader: Leader,
+        *,
+        has_embeddings: bool = True,
+        has_parts: bool = False,
+        state: int = 0,
+        node: int = 0,
     ) -> None:
         self.own = shard
         self.kind = shard.kind
@@ -61,6 +69,7 @@ class ParallelModel(LanguageModel):
         self._leader, self._writer = leader, MessageWriter()
         self._has_embeddings = has_embeddings  # whether rank 0 can return embedding, head, norm and hidden states
         self._has_parts = has_parts  # whether embedding and head of a share are its rows, which the others report
+        self._state, self._node = state, node  # bytes of states of a slot and of a node, of the rank with most
         self._knows_norm = False
         self._lock = threading.RLock()
         self._ending = weakref.finalize(self, _stop, leader, self._writer, self._lock)
@@ -76,7 +85,7 @@ class ParallelModel(LanguageModel):
 
     @property
     def footprint(self) -> Footprint:
-        return self.own.footprint
+        return replace(self.own.footprint, state=self._state, node=self._node)
 
     @property
     def num_warm_ups(self) -> int:

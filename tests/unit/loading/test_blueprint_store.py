@@ -32,7 +32,7 @@ BIASED = LinearBlueprint("v", "b", 16, 32)
 LAYER = LayerBlueprint("n", None, "n", "p", None, None, (LINEAR, BIASED), LINEAR, (BIASED,), LINEAR, 37, 0.1, 0)
 
 
-STATES = LinearRecurrence(2, "c", "b", 4, 4, 2, 16, 32, "d", "s", "n", 2, 1e-6, is_norm_first=False)
+STATES = LinearRecurrence(2, "c", "b", 4, 4, 2, 2, 16, 32, "d", "s", "n", 2, 1e-6, is_norm_first=False)
 
 MADE_FOR: dict[str, Any] = {"files": [["a", 1, 2]]}
 

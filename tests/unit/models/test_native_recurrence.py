@@ -89,6 +89,8 @@ class Layer:
             channels=shape.channels,
             heads=shape.heads,
             groups=shape.groups,
+            heads_of_group=shape.heads // shape.groups,
+            all_results=shape.heads * shape.value_dim,
             key_dim=shape.key_dim,
             value_dim=shape.value_dim,
             decays=shape.decays,

@@ -119,6 +119,14 @@ class ExpertsBlueprint:
 
 
 @dataclass(frozen=True, slots=True)
+class ResultPlace:
+    """Where the results of one process's share of a mixer are among those of all processes."""
+
+    first: int
+    of: int  # number of all results
+
+
+@dataclass(frozen=True, slots=True)
 class ShortConvolution:
     """Mixer whose inputs are B, C and x, of `channels` numbers each: C times the causal convolution of B times x.
 
@@ -129,10 +137,15 @@ class ShortConvolution:
     bias: str | None  # name of its bias; None for none
     taps: int
     channels: int
+    place: ResultPlace | None = None  # of a share
 
     @property
     def kind(self) -> int:
         return RECURRENCES["SHORT_CONVOLUTION"]
+
+    @property
+    def num_results(self) -> int:
+        return self.channels
 
     @property
     def width(self) -> int:
@@ -163,6 +176,7 @@ class LinearRecurrence:
     taps: int
     heads: int  # of values
     groups: int  # heads of queries and of keys
+    heads_of_group: int  # heads of values for each of them; a share has a part of its first and of its last group
     key_dim: int
     value_dim: int
     decay: str  # name of the logarithms of the rates of decay
@@ -175,10 +189,16 @@ class LinearRecurrence:
     step_limits: tuple[float, float] = (0.0, math.inf)
     factor_scale: float = 1.0  # largest factor of a value, of a gated delta net
     is_tiled: bool = False  # whether heads next to each other are of different groups; otherwise those of one group are
+    place: ResultPlace | None = None  # of a share
+    has_joint_norm: bool = False  # whether a share's norms are over the results of all processes
 
     @property
     def channels(self) -> int:
-        return 2 * self.groups * self.key_dim + self.heads * self.value_dim
+        return 2 * self.groups * self.key_dim + self.num_results
+
+    @property
+    def num_results(self) -> int:
+        return self.heads * self.value_dim
 
     @property
     def width(self) -> int:

@@ -48,13 +48,14 @@ class NativeModel(SlottedModel):
         self.kv_dtype: str | None = None
         self.blueprint = blueprint
         self._decoder = decoder
-        self._kv_heads = blueprint.kv_heads if share is None else len(share.kv_heads)
+        own = blueprint if share is None else share.blueprint
+        self._kv_heads, self._layers = own.kv_heads, own.layers
         pool = self._new_pool(blueprint.head_dim, self.dtype)
         super().__init__(blueprint.kind, num_layers=decoder.num_layers, pool=pool)
 
     def _new_pool(self, row: int, dtype: torch.dtype) -> SlotPool:
         """Return slots with `row` numbers for the key of a token and a head, and as many for its value."""
-        layers = self.blueprint.layers
+        layers = self._layers
         attentions = [index for index, layer in enumerate(layers) if layer.qkv and layer.recurrence is None]
         recurrences = {index: layer.state for index, layer in enumerate(layers) if layer.state is not None}
         self._states = NativeStates(recurrences) if recurrences else None

@@ -220,7 +220,10 @@ class PackedWeights:
         )
 
     def _layer(self, layer: LayerBlueprint) -> CLayer:
-        hidden, mlp = (0, 0) if self._share is None else (self._share.hidden.start, self._share.mlp.start)
+        hidden, mlp = 0, 0
+        if self._share is not None:
+            hidden = self._share.hidden.start
+            mlp = 0 if layer.down is None else self._share.columns(layer.down.inputs).start
         packed = CLayer(
             **{name: self._norm(getattr(layer, name)) for name in NORMS},
             gate_size=layer.gate_size,
@@ -278,6 +281,8 @@ class PackedWeights:
             channels=plan.channels,
             width=plan.width,
             state_size=plan.state_size,
+            first_result=0 if plan.place is None else plan.place.first,
+            all_results=plan.num_results if plan.place is None else plan.place.of,
             convolution=taps.data_ptr(),
             convolution_bias=address(bias),
         )
@@ -289,10 +294,11 @@ class PackedWeights:
         norm = None
         if plan.norm is not None:
             weight = self._rounded(plan.norm)
-            norm = self._keep(weight.repeat(plan.heads * plan.value_dim // len(weight))).data_ptr()
+            size = plan.num_results if plan.place is None or not plan.has_joint_norm else plan.place.of
+            norm = self._keep(weight.repeat(size // len(weight))).data_ptr()
+        same = ("heads", "groups", "heads_of_group", "key_dim", "value_dim", "norm_groups", "is_norm_first", "is_tiled")
         return {
-            **{name: getattr(plan, name) for name in ("heads", "groups", "key_dim", "value_dim")},
-            **{name: getattr(plan, name) for name in ("norm_groups", "is_norm_first", "is_tiled", "norm_epsilon")},
+            **{name: getattr(plan, name) for name in (*same, "has_joint_norm", "norm_epsilon", "factor_scale")},
             "decays": 1,
             "decay_rate": of_heads(-self._exact(plan.decay).exp()),
             "step_bias": of_heads(self._exact(plan.step_bias)),
@@ -300,7 +306,6 @@ class PackedWeights:
             "norm": norm,
             "least_step": plan.step_limits[0],
             "most_step": plan.step_limits[1],
-            "factor_scale": plan.factor_scale,
         }
 
     def _exact(self, name: str) -> Tensor:

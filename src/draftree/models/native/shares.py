@@ -1,8 +1,10 @@
-"""Shares of a native decoder: which heads and outputs each process of a team computes.
+"""Shares of a native decoder: which heads, channels and outputs each process of a team computes.
 
 Every output of every product is computed by one process, with the inputs of the whole row and the same additions as in
-one process, so its bits are the same. Processes exchange results through memory that they share; weights, keys and
-values of a share are memory of its process alone.
+one process, so its bits are the same. So are those of recurrences, whose heads and channels do not depend on each
+other; where processes share the heads of a group, each of them computes the group's keys and queries. Processes
+exchange results through memory that they share; weights, keys, values and states of a share are memory of its process
+alone.
 """
 
 from __future__ import annotations
@@ -11,14 +13,27 @@ import ctypes
 import mmap
 import os
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import final
 
 import torch
 from torch import Tensor
 
 from draftree.core.errors import ConfigurationError, ModelLoadError
-from draftree.models.native.blueprint import Blueprint, LayerBlueprint, LinearBlueprint
+from draftree.models.native.blueprint import (
+    RECURRENCES,
+    Blueprint,
+    LayerBlueprint,
+    LinearBlueprint,
+    LinearRecurrence,
+    MixerBlueprint,
+    Recurrence,
+    ResultPlace,
+    ShortConvolution,
+)
 from draftree.models.native.build import NativeUnavailableError
+from draftree.models.native.packing import arranged
 from draftree.models.native.weights import Weights
 
 UNIT = 16  # outputs of one block of packed weights
@@ -87,117 +102,231 @@ class TeamMemory:
         self._address, self._size = ctypes.addressof(self._view), size
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Successive outputs of a product, and those of a share."""
+
+    count: int
+    own: range
+
+
+def _times(part: range, size: int) -> range:
+    return range(part.start * size, part.stop * size)
+
+
+def _rows_of(sections: Iterable[Section]) -> tuple[range, ...]:
+    """Return the rows of a share in a weight of all sections."""
+    rows, first = [], 0
+    for section in sections:
+        rows.append(range(first + section.own.start, first + section.own.stop))
+        first += section.count
+    return tuple(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Rows of a weight or a bias that belong to a share."""
+
+    name: str  # of the whole
+    rows: tuple[range, ...]
+    linear: LinearBlueprint | None = None  # product in whose order the rows are; None for the order of the whole
+
+
+@final
 class Share:
-    rank: int  # number of the process
-    size: int  # number of processes
-    blueprint: Blueprint  # of the share: heads and outputs are its own, `mlp` and `vocab` those of the model
-    whole: Blueprint  # blueprint of the model
-    kv_heads: range  # its key-value heads
-    hidden: range  # its columns of the residual stream
-    mlp: range  # its columns of the multilayer perceptrons
-    vocab: range  # its tokens
-    memory: TeamMemory  # shared by the team
+    """One process's share of a model.
 
-    @property
-    def group(self) -> int:
-        return self.whole.heads // self.whole.kv_heads
+    Attributes:
+        blueprint: of the share; heads and outputs are its own, `mlp` and `vocab` those of the model.
+        whole: blueprint of the model.
+        kv_heads: its key-value heads; `first_head` is the first of its query heads.
+        hidden: its columns of the residual stream.
+        vocab: its tokens.
+        cuts: its parts of weights, by the names in `blueprint`.
+    """
 
-    @property
-    def first_head(self) -> int:
-        return self.kv_heads.start * self.group
+    def __init__(self, whole: Blueprint, rank: int, size: int, memory: TeamMemory) -> None:
+        self.whole, self.rank, self.size, self.memory = whole, rank, size, memory
+        group = whole.heads // whole.kv_heads
+        self.kv_heads = self._part(whole.kv_heads)
+        self.first_head = self.kv_heads.start * group
+        self.hidden = self.columns(whole.hidden)
+        outputs = self.columns(whole.head.outputs)
+        self.vocab = range(outputs.start, min(outputs.stop, whole.vocab))
+        self.cuts = {name: Cut(name, (self.vocab,)) for name in (whole.embedding, *whole.head.names)}
+        self.blueprint = replace(
+            whole,
+            heads=len(self.kv_heads) * group,
+            kv_heads=len(self.kv_heads),
+            head=replace(whole.head, outputs=len(outputs)),
+            layers=tuple(map(self._layer, whole.layers)),
+        )
+
+    def columns(self, count: int) -> range:
+        """Return its part of columns, in whole blocks of packed weights."""
+        return self._part(count, UNIT)
+
+    def _part(self, count: int, unit: int = 1, rank: int | None = None) -> range:
+        """Return the part of `count` numbers in whole units; parts differ by one unit at most."""
+        rank, units = self.rank if rank is None else rank, -(-count // unit)
+        first, end = (min(count, units * place // self.size * unit) for place in (rank, rank + 1))
+        return range(first, end)
+
+    def _layer(self, layer: LayerBlueprint) -> LayerBlueprint:
+        if layer.recurrence is not None:
+            assert layer.output is not None, "a mixer has results"
+            mixer = self._mixer(MixerBlueprint(layer.qkv, layer.recurrence, layer.output))
+            layer = replace(layer, qkv=mixer.inputs, recurrence=mixer.recurrence, output=mixer.output)
+        elif layer.output is not None:
+            layer = replace(layer, qkv=self._cut(layer.qkv, self._heads(layer)), output=self._outputs(layer.output))
+        if layer.beside is not None:
+            layer = replace(layer, beside=self._mixer(layer.beside))
+        if layer.down is None:
+            return layer
+        inner = Section(layer.down.inputs, self.columns(layer.down.inputs))
+        gate_up = self._cut(layer.gate_up, [inner] * (2 if self.whole.is_gated else 1))
+        return replace(layer, gate_up=gate_up, down=self._outputs(layer.down))
+
+    def _heads(self, layer: LayerBlueprint) -> Sequence[Section]:
+        """Return the sections of an attention's inputs: queries, keys, values, and the gate."""
+        whole, dim = self.whole, self.whole.head_dim
+        heads = _times(self.kv_heads, whole.heads // whole.kv_heads)
+        keys = Section(whole.kv_heads * dim, _times(self.kv_heads, dim))
+        gate = Section(whole.heads * layer.gate_size, _times(heads, layer.gate_size))
+        return [Section(whole.heads * dim, _times(heads, dim)), keys, keys, gate]
+
+    def _mixer(self, mixer: MixerBlueprint) -> MixerBlueprint:
+        plan = mixer.recurrence
+        assert plan is not None, "a model's mixers have states"
+        if isinstance(plan, ShortConvolution):
+            channels = self.columns(plan.channels)
+            sections: Sequence[Section] = [Section(plan.channels, channels)] * 3
+            convolved = sections[:1]
+            recurrence: Recurrence = replace(
+                plan, channels=len(channels), place=ResultPlace(channels.start, plan.channels)
+            )
+        else:
+            sections, recurrence = self._heads_of(plan)
+            convolved = sections[:3]
+        rows = _rows_of(convolved)
+        recurrence = replace(
+            recurrence,
+            convolution=self._named(Cut(plan.convolution, rows)),
+            bias=None if plan.bias is None else self._named(Cut(plan.bias, rows)),
+        )
+        return MixerBlueprint(self._cut(mixer.inputs, sections), recurrence, self._outputs(mixer.output))
+
+    def _heads_of(self, plan: LinearRecurrence) -> tuple[Sequence[Section], LinearRecurrence]:
+        """Return the sections of the inputs of a recurrence, and its own heads with their groups."""
+        size = plan.heads_of_group
+        parts = [self._part(plan.heads, size if plan.groups >= self.size else 1, rank) for rank in range(self.size)]
+        heads = parts[self.rank]
+        groups = range(heads.start // size, -(-heads.stop // size))
+        key = Section(plan.groups * plan.key_dim, _times(groups, plan.key_dim))
+        value, number = Section(plan.num_results, _times(heads, plan.value_dim)), Section(plan.heads, heads)
+
+        def own(name: str) -> str:
+            return self._named(Cut(name, (heads,)))
+
+        normed = plan.heads // plan.norm_groups  # heads that are normed together
+        is_joint = plan.norm is not None and any(bound % normed for part in parts for bound in (part.start, part.stop))
+        is_mamba2, norm = plan.kind == RECURRENCES["MAMBA2"], plan.norm
+        if norm is not None and is_mamba2 and not is_joint:  # heads of a delta net have the same norm
+            norm = self._named(Cut(norm, (value.own,)))
+        recurrence = replace(
+            plan,
+            heads=len(heads),
+            groups=len(groups),
+            decay=own(plan.decay),
+            step_bias=own(plan.step_bias),
+            skip=None if plan.skip is None else own(plan.skip),
+            norm=norm,
+            norm_groups=plan.norm_groups if is_joint else len(heads) // normed,
+            has_joint_norm=is_joint,
+            place=ResultPlace(value.own.start, value.count),
+        )
+        sections = [value, key, key, number, value] if is_mamba2 else [key, key, value, number, number, value]
+        return sections, recurrence
+
+    def _cut(self, linears: Sequence[LinearBlueprint], sections: Iterable[Section]) -> tuple[LinearBlueprint, ...]:
+        """Return the share of products whose outputs are these sections, one after the other."""
+        cut, left = [], iter(sections)
+        for linear in linears:
+            own: list[Section] = []
+            while sum(section.count for section in own) < linear.outputs:
+                own.append(next(left))
+            cut.append(self._with_rows(linear, _rows_of(own)))
+        return tuple(cut)
+
+    def _outputs(self, linear: LinearBlueprint) -> LinearBlueprint:
+        return self._with_rows(linear, (self.hidden,))
+
+    def _with_rows(self, linear: LinearBlueprint, rows: tuple[range, ...]) -> LinearBlueprint:
+        weight, bias = (
+            None if name is None else self._named(Cut(name, rows, linear)) for name in (linear.weight, linear.bias)
+        )
+        assert weight is not None, "a product has a weight"
+        return LinearBlueprint(weight, bias, linear.inputs, sum(map(len, rows)), factor=linear.factor)
+
+    def _named(self, cut: Cut) -> str:
+        """Return a name for a part of a weight."""
+        name = f"{cut.name}[{len(self.cuts)}]"
+        self.cuts[name] = cut
+        return name
 
 
 def divide(blueprint: Blueprint, rank: int, size: int, memory: TeamMemory) -> Share:
+    """Return the share of a process of `size` ones.
+
+    Raises:
+        ConfigurationError: there are more processes than heads.
+        NativeUnavailableError: shares of such a model are not known.
+    """
     if blueprint.kv_heads < size:
         raise ConfigurationError(
             f"the model has {blueprint.kv_heads} key-value heads for {size} processes: use tp of at most "
             f"{blueprint.kv_heads}"
         )
+    least = min((_num_parts(layer.state) for layer in blueprint.layers if layer.state is not None), default=size)
+    if least < size:
+        raise ConfigurationError(
+            f"a recurrent layer of the model has {least} heads for {size} processes: use tp of at most {least}"
+        )
     if blueprint.projection is not None or any(layer.embedding_norm is not None for layer in blueprint.layers):
         raise NativeUnavailableError("a model that reads features is not divided")
-    if blueprint.is_post_norm or any(linear.is_arranged for layer in blueprint.layers for linear in layer.linears):
-        raise NativeUnavailableError(
-            "a model with norms after its sublayers, experts, or weights in another order is not divided"
-        )
-    if blueprint.is_recurrent or any(layer.gate_size for layer in blueprint.layers):
-        raise NativeUnavailableError("a model with recurrent layers, or with gates of attention, is not divided")
+    if blueprint.is_post_norm or blueprint.has_experts:
+        raise NativeUnavailableError("a model with experts, or with norms after its sublayers, is not divided")
     if blueprint.has_joint_norms:
         raise NativeUnavailableError("a model that normalizes queries and keys of all heads together is not divided")
-    if any(
-        layer.sinks is not None or layer.down is None or layer.down.inputs != blueprint.mlp
-        for layer in blueprint.layers
-    ):
-        raise NativeUnavailableError("a model with sinks or perceptrons of several sizes is not divided")
-    kv_heads = _range_of(blueprint.kv_heads, 1, rank, size)
-    hidden = _range_of(blueprint.hidden, UNIT, rank, size)
-    mlp = _range_of(blueprint.mlp, UNIT, rank, size)
-    vocab = _range_of(blueprint.head.outputs, UNIT, rank, size)
-    group = blueprint.heads // blueprint.kv_heads
-    part = replace(
-        blueprint,
-        heads=len(kv_heads) * group,
-        kv_heads=len(kv_heads),
-        head=replace(blueprint.head, outputs=len(vocab)),
-        layers=tuple(_layer(layer, blueprint, len(kv_heads), len(hidden), len(mlp)) for layer in blueprint.layers),
-    )
-    vocab = range(vocab.start, min(vocab.stop, blueprint.vocab))
-    return Share(rank, size, part, blueprint, kv_heads, hidden, mlp, vocab, memory)
+    if any(layer.sinks is not None for layer in blueprint.layers):
+        raise NativeUnavailableError("a model with sinks is not divided")
+    return Share(blueprint, rank, size, memory)
 
 
-def _range_of(count: int, unit: int, rank: int, size: int) -> range:
-    """Return the part of `count` numbers in whole units; parts differ by one unit at most."""
-    units = -(-count // unit)
-    return range(min(count, units * rank // size * unit), min(count, units * (rank + 1) // size * unit))
+def _num_parts(plan: Recurrence) -> int:
+    """Return the number of parts into which a recurrence can be divided."""
+    return plan.channels // UNIT if isinstance(plan, ShortConvolution) else plan.heads
 
 
-def _layer(layer: LayerBlueprint, whole: Blueprint, kv_heads: int, hidden: int, mlp: int) -> LayerBlueprint:
-    def share(part: LinearBlueprint, count: int, of: int) -> LinearBlueprint:
-        return replace(part, outputs=part.outputs * count // of)
-
-    assert layer.output is not None, "a layer that is divided has a mixer"
-    assert layer.down is not None, "a layer that is divided has a perceptron"
-    return replace(
-        layer,
-        qkv=tuple(share(part, kv_heads, whole.kv_heads) for part in layer.qkv),
-        output=replace(layer.output, outputs=hidden),
-        gate_up=tuple(share(part, mlp, whole.mlp) for part in layer.gate_up),
-        down=replace(layer.down, outputs=hidden),
-    )
-
-
+@final
 class ShareWeights(Weights):
+    """Weights of a share, by the names in its blueprint."""
+
     def __init__(self, weights: Weights, share: Share) -> None:
-        self._weights = weights
-        # for each weight and bias, the rows of the whole that belong to the share
-        self._rows: dict[str, list[range]] = {}
-        whole = share.whole
-        dim = share.whole.head_dim
-        queries = range(share.first_head * dim, share.kv_heads.stop * share.group * dim)
-        keys = range(share.kv_heads.start * dim, share.kv_heads.stop * dim)
-        first_key = whole.heads * dim
-        first_value = (whole.heads + whole.kv_heads) * dim
-        parts: list[tuple[LinearBlueprint, list[range]]] = [(whole.head, [share.vocab])]
-        for layer in whole.layers:
-            qkv = [[queries], [keys], [keys]]
-            if len(layer.qkv) == 1:
-                qkv = [[queries, _after(keys, first_key), _after(keys, first_value)]]
-            is_fused = whole.is_gated and len(layer.gate_up) == 1
-            gate_up = [share.mlp, _after(share.mlp, whole.mlp)] if is_fused else [share.mlp]
-            parts += zip(layer.qkv, qkv, strict=True)
-            parts += [(part, gate_up) for part in layer.gate_up]
-            parts += [(part, [share.hidden]) for part in (layer.output, layer.down) if part is not None]
-        for part, rows in parts:
-            self._rows |= dict.fromkeys(part.names, rows)
-        self._rows[whole.embedding] = [share.vocab]
+        self._weights, self._share = weights, share
+        self._released: set[str] = set()
 
     def get(self, name: str) -> Tensor:
-        whole, rows = self._weights.get(name), self._rows.get(name)
-        return whole if rows is None else torch.cat([whole[part.start : part.stop] for part in rows])
+        cut = self._share.cuts.get(name)
+        if cut is None:
+            return self._weights.get(name)
+        whole = self._weights.get(cut.name)
+        if cut.linear is not None:
+            whole = arranged(whole, cut.linear, head_dim=self._share.whole.head_dim)
+        return torch.cat([whole[part.start : part.stop] for part in cut.rows])
 
     def release(self, name: str) -> None:
-        self._weights.release(name)
-
-
-def _after(part: range, start: int) -> range:
-    return range(start + part.start, start + part.stop)
+        whole = self._share.cuts[name].name if name in self._share.cuts else name
+        if whole not in self._released:  # several products may be parts of one weight
+            self._released.add(whole)
+            self._weights.release(whole)

@@ -49,9 +49,10 @@ def expert_products(experts: CExperts, name: str) -> ctypes.Array[CLinear]:
 class CRecurrence(ctypes.Structure):
     _fields_ = (
         *fields(_size, "kind", "first_input", "taps", "channels", "width", "state_size"),
+        *fields(_size, "first_result", "all_results"),
         *fields(_pointer, "convolution", "convolution_bias", "states", "stored"),
-        *fields(_size, "heads", "groups", "key_dim", "value_dim", "decays", "norm_groups"),
-        *fields(_size, "is_norm_first", "is_tiled"),
+        *fields(_size, "heads", "groups", "heads_of_group", "key_dim", "value_dim", "decays", "norm_groups"),
+        *fields(_size, "is_norm_first", "is_tiled", "has_joint_norm"),
         *fields(_pointer, "decay_rate", "step_bias", "skip", "norm"),
         *fields(_float, "least_step", "most_step", "factor_scale", "norm_epsilon"),
     )

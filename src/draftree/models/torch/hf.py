@@ -163,10 +163,7 @@ class HFModel(TransformersModel, SlottedModel):
         if not self.model._can_set_attn_implementation():
             raise UnsupportedModelError(f"{kind} does not let its attention be chosen")
         if keeps_states(self.config):
-            mixers = find_mixers(self.model)
-            if not mixers.mixers:
-                raise UnsupportedModelError(f"{kind} keeps its states outside of transformers' cache")
-            return mixers
+            return find_mixers(self.model)
         require_keys_only(self.model)
         strange = layer_types(self.config) - KNOWN_LAYER_TYPES
         if strange:
@@ -203,8 +200,10 @@ class HFModel(TransformersModel, SlottedModel):
             )
 
     def _require_types(self, probe: ProbePass) -> None:
-        """Check that layers which attend and have no state attend to all tokens or to a window."""
-        assert self._mixers is not None, "the model has mixers"
+        """Check that some layers have states, and that the others attend to all tokens or to a window."""
+        assert self._mixers is not None, "the model has states"
+        if not self._mixers.mixers:
+            raise UnsupportedModelError(f"{type(self.model).__name__} keeps its states outside of transformers' cache")
         names = getattr(self.config, "layer_types", None) or ()
         attending = {name for layer, name in enumerate(names) if layer in probe.shapes.keys() - self._mixers.layers}
         strange = attending - KNOWN_LAYER_TYPES

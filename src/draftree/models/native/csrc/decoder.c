@@ -88,9 +88,9 @@ static void run_attention(const Work *work, const Layer *layer, float *scratch, 
         const int64_t kv_head = item % decoder->kv_heads;
         attend(work, layer, scratch, first, end, kv_head);
     }
+    if (layer->gate_size > 0)
+        EACH(row, work->rows, phase + GATE) gate_attention(work, layer, row);
     meet(work, phase + ATTEND);
-    if (layer->gate_size == 0) return;
-    EACH(row, work->rows, phase + GATE) gate_attention(work, layer, row);
 }
 
 static void mixer_part(Work *work, int64_t index, int64_t from, float *scratch, int phase) {

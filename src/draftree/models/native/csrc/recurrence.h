@@ -103,7 +103,7 @@ static void convolve_gated(const Work *work, const Layer *layer, int64_t piece) 
     for (int64_t step = 0; step < steps.count; step++) {
         if (steps.row[step] < 0) continue;
         const float *gate = work->wide + steps.row[step] * inputs.row_step + channels;
-        float *to = work->mixed + steps.row[step] * channels;
+        float *to = work->mixed + steps.row[step] * own->all_results + own->first_result;
         convolve_step(own, &inputs, &steps, step, first, end, to);
         for (int64_t i = first; i < end; i += LANES) store(to + i, load(to + i) * load(gate + i));
     }
@@ -135,15 +135,40 @@ static void convolve_inputs(const Work *work, const Layer *layer, int64_t piece)
 /* results of recurrences come after those of attention, if the layer has both */
 INLINE float *results_of(const Work *work, const Layer *layer) {
     const Decoder *decoder = work->decoder;
-    const int64_t attention = layer->recurrence->first_input ? decoder->heads * decoder->head_dim : 0;
+    const int64_t attention =
+        layer->recurrence->first_input ? decoder->all_heads * decoder->head_dim : 0;
     return work->mixed + work->rows * attention;
+}
+
+/* Gates and norms results. Joint norms read what all processes have computed: each process norms some
+ * rows for all. */
+static void finish_results(const Work *work, const Layer *layer, float *results, int phase) {
+    const Recurrence *recurrence = layer->recurrence;
+    const int64_t all = recurrence->all_results, first = recurrence->first_result;
+    const int is_joint = recurrence->has_joint_norm, is_norm_first = recurrence->is_norm_first;
+    const float *gates = work->wide + recurrence->first_input + recurrence->width;
+    EACH(row, work->rows, phase + GATE_RESULTS) {
+        float *own = results + row * all + first;
+        if (is_norm_first && is_joint) continue;
+        if (is_norm_first) norm_results(recurrence, own);
+        gate_results(recurrence, own, gates + row * layer->qkv.outputs);
+        if (!is_norm_first && !is_joint) norm_results(recurrence, own);
+    }
+    meet(work, phase + GATE_RESULTS);
+    if (!is_joint) return;
+    EACH(index, num_own_rows(work, work->rows), phase + NORM_RESULTS)
+        norm_results(recurrence, results + own_row(work, index) * all);
+    meet(work, phase + NORM_RESULTS);
+    if (!is_norm_first) return;
+    EACH(row, work->rows, phase + GATE_NORMED)
+        gate_results(recurrence, results + row * all + first, gates + row * layer->qkv.outputs);
+    meet(work, phase + GATE_NORMED);
 }
 
 static void run_states(const Work *work, const Layer *layer, float *scratch, int phase) {
     const Recurrence *recurrence = layer->recurrence;
     const Pass *pass = work->pass;
-    const int64_t blocks = state_blocks(recurrence), pieces = recurrence->heads * blocks,
-                  width = recurrence->heads * recurrence->value_dim;
+    const int64_t blocks = state_blocks(recurrence), pieces = recurrence->heads * blocks;
     float *results = results_of(work, layer);
     EACH(piece, pieces_of_convolution(work, recurrence), phase + CONVOLVE)
         convolve_inputs(work, layer, piece);
@@ -156,9 +181,7 @@ static void run_states(const Work *work, const Layer *layer, float *scratch, int
                    prepared_of(work, recurrence, piece / pieces), results, piece % pieces / blocks,
                    piece % blocks, scratch);
     }
-    EACH(row, work->rows, phase + GATE_RESULTS)
-        gate_results(recurrence, results + row * width,
-                     work->wide + row * layer->qkv.outputs + recurrence->first_input + recurrence->width);
+    finish_results(work, layer, results, phase);
 }
 
 /* Computes the results of a layer's recurrence from the product before it. */
@@ -170,13 +193,14 @@ static void run_recurrence(const Work *work, const Layer *layer, float *scratch,
     }
     EACH(piece, pieces_of_convolution(work, recurrence), phase + CONVOLVE)
         convolve_gated(work, layer, piece);
+    meet(work, phase + CONVOLVE);
 }
 
 /* puts the results of attention and of the recurrence side by side, in place of a row's inputs */
 static const float *joined_results(const Work *work, const Layer *layer, int64_t row) {
     const int64_t width = layer->output.inputs, first = results_of(work, layer) - work->mixed;
     const int64_t attention = first / work->rows, own = width - attention;
-    float *to = work->wide + row * layer->qkv.outputs;
+    float *to = work->wide + row * width;
     memcpy(to, work->mixed + row * attention, (size_t)attention * sizeof(float));
     memcpy(to + attention, work->mixed + first + row * own, (size_t)own * sizeof(float));
     return to;

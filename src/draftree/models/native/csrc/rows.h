@@ -218,10 +218,10 @@ static void rotate_head(const Work *work, float *head, const float *norm, int64_
 /* multiplies the results of a row's attention by the logistic function of its gate */
 static void gate_attention(const Work *work, const Layer *layer, int64_t row) {
     const Decoder *decoder = work->decoder;
-    const int64_t dim = decoder->head_dim, width = layer->output.inputs;
+    const int64_t dim = decoder->head_dim, width = decoder->heads * dim;
     const float *gate = work->wide + row * layer->qkv.outputs +
                         (decoder->heads + 2 * decoder->kv_heads) * dim;
-    float *to = work->mixed + row * width;
+    float *to = work->mixed + (row * decoder->all_heads + decoder->first_head) * dim;
     for (int64_t i = 0; i < width; i += LANES) {
         const vf of_numbers = layer->gate_size == 1 ? splat(gate[i / dim]) : load(gate + i);
         store(to + i, load(to + i) / (1.0f + exp16(-of_numbers)));

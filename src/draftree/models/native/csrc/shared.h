@@ -80,6 +80,8 @@ typedef struct {
  *   taps, channels   of the convolution
  *   width            stored numbers of a token
  *   state_size       numbers of the base state before the window
+ *   first_result, all_results   where its results begin among those of a row, and their number, which
+ *                    are more than its own if a team shares them
  *   convolution      [taps][channels], the oldest input first
  *   convolution_bias   [channels], or NULL
  *   states           [slot][state_size + (taps - 1) * channels]; slots lie the pass's state_step apart
@@ -89,6 +91,8 @@ typedef struct {
  * numbers of heads are filled up to a multiple of 16:
  *   heads            of values
  *   groups           heads of queries and of keys
+ *   heads_of_group   heads of values for each of them; of a share, some of the first and of the last
+ *                    group may be another one's
  *   key_dim, value_dim   numbers of a key and of a value, multiples of 16
  *   decays           decays of a head: 1, or one for each number of a key
  *   decay_rate       [head][decays], factors of time steps in the logarithms of decays
@@ -100,6 +104,7 @@ typedef struct {
  *   norm_groups      equal parts of the results of a row that are normed apart
  *   is_norm_first    whether the norm comes before the gate
  *   is_tiled         whether heads next to each other are of different groups
+ *   has_joint_norm   whether the norm_groups are of all_results
  *   norm_epsilon     of that norm */
 #define RECURRENCE_FIELDS(FIELD) \
     FIELD(int64_t, kind) \
@@ -108,18 +113,22 @@ typedef struct {
     FIELD(int64_t, channels) \
     FIELD(int64_t, width) \
     FIELD(int64_t, state_size) \
+    FIELD(int64_t, first_result) \
+    FIELD(int64_t, all_results) \
     FIELD(const float *, convolution) \
     FIELD(const float *, convolution_bias) \
     FIELD(float *, states) \
     FIELD(float *, stored) \
     FIELD(int64_t, heads) \
     FIELD(int64_t, groups) \
+    FIELD(int64_t, heads_of_group) \
     FIELD(int64_t, key_dim) \
     FIELD(int64_t, value_dim) \
     FIELD(int64_t, decays) \
     FIELD(int64_t, norm_groups) \
     FIELD(int64_t, is_norm_first) \
     FIELD(int64_t, is_tiled) \
+    FIELD(int64_t, has_joint_norm) \
     FIELD(const float *, decay_rate) \
     FIELD(const float *, step_bias) \
     FIELD(const float *, skip) \

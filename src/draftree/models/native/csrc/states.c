@@ -130,7 +130,9 @@ INLINE Sums run_over(const float *from, float *to, int64_t rows, const Token *to
 /* reads a token of a head, and writes its key and its query times its decay */
 INLINE Token read_token(const Recurrence *own, const float *numbers, int64_t head, int64_t column,
                         float *key, float *query) {
-    const int64_t group = own->is_tiled ? head % own->groups : head * own->groups / own->heads;
+    /* heads of the first group that are another process's */
+    const int64_t before = own->first_result / own->value_dim % own->heads_of_group;
+    const int64_t group = own->is_tiled ? head % own->groups : (before + head) / own->heads_of_group;
     const int64_t size = own->key_dim, at = group * size;
     Token token = {.key = numbers + keys_at(own) + at,
                    .query = numbers + queries_at(own) + at,
@@ -191,7 +193,8 @@ INLINE void walk(const Recurrence *own, const Steps *steps, int keeps, float *ba
         }
         float *result = NULL;
         if (steps->row[i] >= 0)
-            result = results + (steps->row[i] * own->heads + head) * own->value_dim + column;
+            result = results + steps->row[i] * own->all_results + own->first_result +
+                     head * own->value_dim + column;
         finish_token(own, &token, &sums, head, columns, result, is_delta);
         const int is_kept = keeps && i < steps->settled;
         is_summed = i + 1 < steps->count && steps->parent[i + 1] == i;
@@ -215,22 +218,22 @@ void walk_block(const Recurrence *own, const Steps *steps, int keeps, float *bas
     else walk(own, steps, keeps, base, prepared, results, head, block, scratch, 0);
 }
 
-INLINE vf gate_at(const float *gates, int64_t i) { return activate(load(gates + i), SILU); }
-
 void gate_results(const Recurrence *own, float *results, const float *gates) {
-    const int64_t all = own->heads * own->value_dim, size = all / own->norm_groups;
-    const int is_norm_first = own->norm != NULL && own->is_norm_first;
-    for (int64_t i = 0; i < all && !is_norm_first; i += LANES)
-        store(results + i, load(results + i) * gate_at(gates, i));
+    const int64_t count = own->heads * own->value_dim;
+    for (int64_t i = 0; i < count; i += LANES)
+        store(results + i, load(results + i) * activate(load(gates + i), SILU));
+}
+
+void norm_results(const Recurrence *own, float *results) {
+    const int64_t all = own->has_joint_norm ? own->all_results : own->heads * own->value_dim,
+                  size = all / own->norm_groups;
     for (int64_t first = 0; first < all && own->norm != NULL; first += size) {
         vf squares = splat(0.0f);
         for (int64_t i = first; i < first + size; i += LANES)
             squares = fma16(load(results + i), load(results + i), squares);
         const vf inverse = splat(1.0f / sqrtf(sum_of(squares) / (float)size + own->norm_epsilon));
-        for (int64_t i = first; i < first + size; i += LANES) {
-            const vf normed = load(results + i) * inverse * load(own->norm + i);
-            store(results + i, is_norm_first ? normed * gate_at(gates, i) : normed);
-        }
+        for (int64_t i = first; i < first + size; i += LANES)
+            store(results + i, load(results + i) * inverse * load(own->norm + i));
     }
 }
 
@@ -248,8 +251,11 @@ int draftree_recur(const Recurrence *own, const int64_t *columns, int64_t count,
     for (int64_t i = 0; i < count; i++) prepare_step(own, prepared + i * prepared_size(own));
     for (int64_t i = 0; i < own->heads * blocks; i++)
         walk_block(own, &steps, keeps, base, prepared, results, i / blocks, i % blocks, scratch);
-    for (int64_t row = 0; row < rows; row++)
+    for (int64_t row = 0; row < rows; row++) {
+        if (own->is_norm_first) norm_results(own, results + row * width);
         gate_results(own, results + row * width, gates + row * width);
+        if (!own->is_norm_first) norm_results(own, results + row * width);
+    }
     free(scratch);
     return 0;
 }

@@ -47,10 +47,13 @@ SHARED void prepare_step(const Recurrence *own, float *numbers);
 /* Applies the steps of a slot, in their order, to a block of columns of a head.
  *   base      state of the layer in the slot, which moves on over the settled steps if `keeps`
  *   prepared  [step][prepared_size]
- *   results   [row][head][value_dim] */
+ *   results   [row][all_results] */
 SHARED void walk_block(const Recurrence *own, const Steps *steps, int keeps, float *base,
                        const float *prepared, float *results, int64_t head, int64_t block,
                        float *scratch);
 
-/* norms the results of a row and multiplies them with their gates, in place */
+/* multiplies the own results of a row with their gates, in place */
 SHARED void gate_results(const Recurrence *own, float *results, const float *gates);
+
+/* norms results of a row, in place: its own ones or, if norms are joint, all */
+SHARED void norm_results(const Recurrence *own, float *results);

@@ -98,10 +98,11 @@ INLINE int64_t widest_input(const Decoder *decoder) { /* of attention and the pr
         widest = max_int(widest, decoder->layers[i].qkv.inputs);
     return max_int(widest, decoder->projection.inputs);
 }
-INLINE int64_t widest_mixer(const Decoder *decoder) { /* outputs of the products before mixers */
+/* outputs of the products before mixers, or joined results */
+INLINE int64_t widest_mixer(const Decoder *decoder) {
     int64_t widest = (decoder->heads + 2 * decoder->kv_heads) * decoder->head_dim;
     for (int64_t i = 0; i < decoder->num_layers; i++)
-        widest = max_int(widest, decoder->layers[i].qkv.outputs);
+        widest = max_int(widest, max_int(decoder->layers[i].qkv.outputs, decoder->layers[i].output.inputs));
     return widest;
 }
 INLINE int64_t widest_result(const Decoder *decoder) { /* of a mixer, in numbers of a row */
