@@ -25,7 +25,7 @@ from draftree.core.host import return_free_memory
 from draftree.loading.loaded import LoadedModel
 from draftree.loading.native_start import GGUF, PackedStart, start_key
 from draftree.loading.resolve import is_block_file
-from draftree.loading.transformers_model import config_of, eos_ids_from, quiet
+from draftree.loading.transformers_model import config_of, eos_ids_from
 from draftree.models.base import Extend, Pass
 from draftree.models.check import NATIVE_LENGTHS, check, reference_logits, rounds_alike, tokens_of_check
 from draftree.models.native.blueprint import LayerBlueprint, LinearRecurrence
@@ -33,6 +33,7 @@ from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.library import RowBlocks, library
 from draftree.models.native.model import NativeModel
 from draftree.models.native.weights import Weights
+from draftree.models.torch.inspection import quiet
 from draftree.options import QUANTIZATIONS
 from draftree.weights.cache import Cache, silent, status_of, steps
 from draftree.weights.folders import import_modeling

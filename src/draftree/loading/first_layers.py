@@ -19,9 +19,10 @@ from draftree.loading.encoder_decoder import is_encoder_decoder
 from draftree.loading.lowering import lower_model
 from draftree.loading.options import resolve_place
 from draftree.loading.resolve import gguf_path, resolve_model
-from draftree.loading.transformers_model import PART_OF, config_of, quiet, read_model, wrap_model
+from draftree.loading.transformers_model import PART_OF, config_of, read_model, wrap_model
 from draftree.models.kv.slotted import SlottedModel
 from draftree.models.native.build import NativeUnavailableError
+from draftree.models.torch.inspection import quiet
 from draftree.options import ModelOptions
 from draftree.weights.packed_checkpoint import quantization_of
 

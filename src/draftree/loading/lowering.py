@@ -15,7 +15,7 @@ from draftree.loading.image_text import text_part
 from draftree.loading.loaded import LoadedModel
 from draftree.loading.native_start import PackedStart
 from draftree.loading.references import checked_packed, in_float32, packed_source_reference, require_ok, require_packed
-from draftree.loading.transformers_model import eos_ids_in, first_line, quiet
+from draftree.loading.transformers_model import eos_ids_in, first_line
 from draftree.models.check import (
     NATIVE_LENGTHS,
     QUANTIZED_TOLERANCE,
@@ -30,6 +30,7 @@ from draftree.models.native.seq2seq.describe import read_decoder
 from draftree.models.native.seq2seq.model import DecoderWeights, NativeEncoderDecoder
 from draftree.models.native.streaming.model import BudgetError
 from draftree.models.native.weights import ModelWeights, places_in_files
+from draftree.models.torch.inspection import quiet
 from draftree.models.torch.seq2seq.sources import reference_logits as source_reference_logits
 from draftree.models.torch.seq2seq.sources import source_facts
 from draftree.sampling.decoding_rules import decoding_rules

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from draftree.models.check import ReferenceLogits, check, reference_logits, roun
 from draftree.models.memory import free_memory
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.hf_cache import CachedModel, Continuation
-from draftree.models.torch.inspection import fingerprint
+from draftree.models.torch.inspection import fingerprint, quiet
 from draftree.models.torch.packing import can_pack, pack
 from draftree.models.torch.seq2seq.model import HFEncoderDecoder
 from draftree.models.torch.seq2seq.sources import reference_logits as source_reference_logits
@@ -36,22 +35,6 @@ logger = logging.getLogger(__name__)
 
 PART_OF = "draftree_first_layers_of"
 """Setting of a folder that holds the first layers of a model: how many layers the model has."""
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Suppress progress bars, load reports and advice of transformers inside the block."""
-    from transformers.utils import logging as library
-
-    was_enabled, verbosity = library.is_progress_bar_enabled(), library.get_verbosity()
-    library.disable_progress_bar()
-    library.set_verbosity_error()
-    try:
-        yield
-    finally:
-        library.set_verbosity(verbosity)
-        if was_enabled:
-            library.enable_progress_bar()
 
 
 def config_of(folder: Path, *, trust_remote_code: bool = False) -> Any:
@@ -235,6 +218,11 @@ def _own_logits(model: Any, reference: Callable[[Any], ReferenceLogits]) -> Refe
 
 def wrap_checked(model: Any, name: str, *, shapes: Shapes | None = None) -> HFModel | CachedModel:
     """Return a checked model: with our attention if it is exact there, else with transformers' own cache."""
+    with quiet(advice_of=model.device):
+        return _wrap_checked(model, name, shapes=shapes)
+
+
+def _wrap_checked(model: Any, name: str, *, shapes: Shapes | None) -> HFModel | CachedModel:
     implementation = model.config._attn_implementation
     reference = _own_logits(model, reference_logits)
     try:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -283,3 +286,29 @@ def test_a_drafter_follows_a_choice_and_nothing_else(model: str, kernels: str, o
     }
     target = load_model(given[model](), kernels=kernels)
     assert kernels_of_drafter(target) == of_drafter
+
+
+@pytest.mark.parametrize(("kernels", "family"), [("torch", "qwen3_next"), ("native", "qwen3_5")])
+def test_transformers_advises_nothing_that_a_cpu_cannot_follow(kernels: str, family: str, tmp_path: Path) -> None:
+    """Its warnings appear once in a process, so that this needs one of its own."""
+    lines = [
+        "import sys; from pathlib import Path; from draftree import LLM, SamplingParams",
+        "from families import fresh; from vision_folders import picture, vision_folder",
+        "where, kernels, family = Path(sys.argv[1]), *sys.argv[2:]",
+        "prompt = [1, 2, 3, 4, 5, 2, 3]",
+        "if kernels == 'native':",
+        "    where = vision_folder(family, where, is_wide=True)",
+        "    words = {'type': 'text', 'text': 'w5 w6'}",
+        "    prompt = [{'role': 'user', 'content': [{'type': 'image', 'image': picture(1)}, words]}]",
+        "else:",
+        "    fresh(family).save_pretrained(where)",
+        "llm = LLM(where, 'ngram,min=1', dtype='float32', kernels=kernels, plan='fixed')",
+        "write = llm.chat if kernels == 'native' else llm.generate",
+        "write(prompt, SamplingParams(max_tokens=4, temperature=0, ignore_eos=True))",
+    ]
+    command = [sys.executable, "-c", "\n".join(lines), str(tmp_path), kernels, family]
+    support = str(Path(__file__).parents[2] / "support")
+    path = os.pathsep.join([support, *sys.path])
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": path})
+    assert done.returncode == 0, done.stderr
+    assert "[transformers]" not in done.stderr

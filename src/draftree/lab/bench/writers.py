@@ -24,7 +24,7 @@ from draftree.lab.bench.methods import Method, OurMethod, PeerMethod
 from draftree.llm import LLM
 from draftree.loading.loaded import LoadedModel
 from draftree.loading.resolve import resolve_model
-from draftree.loading.transformers_model import quiet
+from draftree.models.torch.inspection import quiet
 from draftree.planners.base import Planner
 from draftree.sampling.params import SamplingParams
 from draftree.text.retokenize import compare_vocabularies

@@ -21,7 +21,7 @@ from draftree.models.images import ImagePrompt, ImageReader
 from draftree.models.native.model import NativeModel
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.hf_cache import CachedModel
-from draftree.models.torch.inspection import ReadPrompt
+from draftree.models.torch.inspection import ReadPrompt, quiet
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,8 @@ class OwnPassReader(ImageReader):
                 self._source = self._load()
             source = self._source
             if self._reads_whole is None and prompt.num_first < len(prompt):
-                self._reads_whole = not source.lock.between(lambda: self._can_continue(source, prompt))
+                with quiet(advice_of=source.device):
+                    self._reads_whole = not source.lock.between(lambda: self._can_continue(source, prompt))
         return prompt.whole() if self._reads_whole else prompt
 
     def open(self, prompt: ImagePrompt) -> Slot:

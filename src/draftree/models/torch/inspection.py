@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,30 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
+
+
+@contextmanager
+def quiet(*, advice_of: torch.device | None = None) -> Iterator[None]:
+    """Suppress progress bars, load reports and advice of transformers inside the block.
+
+    Args:
+        advice_of: a device for whose passes advice may hold; a CPU has none of the kernels that it names. None for any.
+    """
+    from transformers.utils import logging as library
+
+    if advice_of is not None and advice_of.type != "cpu":
+        yield
+        return
+    was_enabled, verbosity = library.is_progress_bar_enabled(), library.get_verbosity()
+    library.disable_progress_bar()
+    library.set_verbosity_error()
+    try:
+        yield
+    finally:
+        library.set_verbosity(verbosity)
+        if was_enabled:
+            library.enable_progress_bar()
+
 
 CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state")
 
