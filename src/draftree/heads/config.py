@@ -71,6 +71,7 @@ class HeadConfig:
     # for each layer of a block head or an assistant the number of positions that its rows see of the sequence, or 0 for
     # all; empty for all layers without a window
     windows: tuple[int, ...] = ()
+    causal: bool = False  # whether rows of a block see only earlier rows of it, in every layer
     causal_windows: bool = False  # whether rows of a block see only earlier rows of it, in layers with a window
     head_layers: int = 0  # residual products of each Medusa head; 0 for other kinds
     # configuration of transformers of the decoder layer inside an MTP head; sizes of an assistant of Gemma 4 that other

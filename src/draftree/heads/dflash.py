@@ -36,7 +36,7 @@ class BlockLayer(nn.Module):
         self.post_attention_layernorm = Norm(config.hidden, config.epsilon)
         self._index = index
         self._window = config.windows[index] if config.windows else 0
-        self._is_causal = bool(self._window) and config.causal_windows
+        self._is_causal = config.causal or (bool(self._window) and config.causal_windows)
 
     def read(self, context: Tensor, angles: Angles, attend: BlockAttend) -> None:
         """Keep keys and values of context rows, shape (rows, hidden)."""

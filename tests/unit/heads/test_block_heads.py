@@ -68,11 +68,16 @@ def reference(head: DFlashHead) -> Any:
     return model
 
 
-@pytest.mark.parametrize("windows", [(), (5, 0)])
-def test_dflash_computes_what_transformers_does_round_by_round(windows: tuple[int, ...]) -> None:
+def hidden_ahead(size: int, length: int) -> Tensor:
+    """Additive mask of a causal block after a context."""
+    return torch.full((1, 1, size, length + size), -torch.inf).triu(length + 1)
+
+
+@pytest.mark.parametrize(("windows", "causal"), [((), False), ((5, 0), False), ((), True)])
+def test_dflash_computes_what_transformers_does_round_by_round(windows: tuple[int, ...], causal: bool) -> None:
     from transformers.cache_utils import DFlashCache
 
-    head, parts = bound(config_of(FLASH, windows=windows))
+    head, parts = bound(config_of(FLASH, windows=windows, causal=causal))
     model = reference(head)
     cache = DFlashCache(config=model.config)
     cache.activate_past_recording()
@@ -87,6 +92,7 @@ def test_dflash_computes_what_transformers_does_round_by_round(windows: tuple[in
             noise_embeds=parts.embedding[tokens],
             context_hidden_states=new.features.flatten(1)[None],
             position_ids=torch.arange(first, last + size)[None],
+            attention_mask={"full_attention": hidden_ahead(size, last)} if causal else None,
             **{cache_name(model.forward): cache},
         ).last_hidden_state[0]
         ours = run(head, new, [kept])[0]
@@ -115,8 +121,9 @@ def test_the_last_rows_of_the_context_count() -> None:
     assert not torch.allclose(before, run(head, rows, [KeptRows()]), atol=1e-3)
 
 
-def test_causal_windows_hide_later_slots() -> None:
-    head, _ = bound(config_of(FLASH, windows=(6, 6), causal_windows=True))
+@pytest.mark.parametrize("values", [{"windows": (6, 6), "causal_windows": True}, {"causal": True}])
+def test_causal_blocks_hide_later_slots(values: dict[str, Any]) -> None:
+    head, _ = bound(config_of(FLASH, **values))
     free, _ = bound(config_of(FLASH))
     rows = rows_of([4])
     changed, at_first = head.config.changed(mask_token_id=46), run(head, rows, [KeptRows()])

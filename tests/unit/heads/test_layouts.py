@@ -43,6 +43,16 @@ def dflash(head: Head) -> Stored:
     return {**values, "layer_types": ["full_attention"] * 2}, dict(head.state_dict())
 
 
+def jetspec(head: Head) -> Stored:
+    values, tensors = dflash(head)
+    return {**values, "dflash_config": {**values["dflash_config"], "causal_head": True}}, tensors
+
+
+def without_layers(head: Head) -> Stored:
+    values, tensors = dflash(head)
+    return {**values, "num_target_layers": 12, "dflash_config": {"mask_token_id": 47}}, tensors
+
+
 def of_transformers(head: Head) -> Stored:
     names = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
     values = {**QWEN, "model_type": "muse_glimmer_assistant", "block_size": 4, "mask_token_id": 47}
@@ -66,6 +76,8 @@ LAYOUTS: dict[str, tuple[dict[str, Any], Callable[[Head], Stored]]] = {
     "eagle": ({**EAGLE_1, "depth": 5, "own_embedding": True}, eagle_1),
     "eagle3": ({**EAGLE_3, "depth": 7}, eagle_3),
     "dflash": (FLASH, dflash),
+    "jetspec": ({**FLASH, "causal": True}, jetspec),
+    "dflash without layers": ({**FLASH, "features": (2, 10)}, without_layers),
     "dflash of transformers": ({**FLASH, "windows": (8, 0)}, of_transformers),
     "dspark": ({**SPARK, "own_embedding": True, "draft_vocab_size": VOCABULARY}, dspark),
     "medusa": ({**MEDUSA, "target_name": "org/target"}, medusa),

@@ -131,7 +131,7 @@ def test_popular_models_have_their_first_readable_drafter_without_a_network(name
 
 
 def test_every_entry_of_the_list_is_complete() -> None:
-    kinds = {*KINDS, SIBLING, "eagle3.1", "dflash2", "xpress", "jetspec"}
+    kinds = {*KINDS, SIBLING, "eagle3.1", "dflash2", "xpress", "jetspec++"}
     targets = read_targets(DATA)
     models = [model.lower() for target in targets for model in target.models]
     assert len(models) == len(set(models))

@@ -1,9 +1,9 @@
-"""Folders of DFlash as its authors, transformers and SGLang have them.
+"""Folders of DFlash as its authors, transformers and SGLang have them, and of JetSpec: DFlash with causal blocks.
 
 Layers in `target_layer_ids` are numbered by their outputs, one less than ours. Transformers calls two tensors otherwise
 (`muse_glimmer_assistant`). The form of the authors is also written, for SGLang.
 
-Source: github.com/z-lab/dflash (arXiv 2602.06036), transformers 5.
+Source: github.com/z-lab/dflash (arXiv 2602.06036), transformers 5, github.com/hao-ai-lab/JetSpec (arXiv 2606.18394).
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ NAME = "dflash"
 ARCHITECTURE, SETTINGS = "DFlashDraftModel", "dflash_config"
 OF_TRANSFORMERS = "muse_glimmer_assistant"
 RENAMED = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}
+CAUSAL = ("is_causal", "causal", "causal_head")
+"""Settings of one meaning, as z-lab, vLLM and JetSpec call it."""
 NEUTRAL = {"input_embedding_scale": 1.0, "output_multiplier": 1.0, "final_logit_softcapping": None}
 """Values of optional settings with which they change nothing."""
 
@@ -34,7 +36,9 @@ def recognise(folder: HeadFolder) -> bool:
 def configure(folder: HeadFolder) -> HeadConfig:
     values = folder.values
     settings = Values({**values.content, **values.part(SETTINGS, optional=True).content})
-    settings.require("target_layer_ids", "mask_token_id", "block_size")
+    if settings.get("num_target_layers") is None:
+        settings.require("target_layer_ids", "mask_token_id", "block_size")
+    settings.require("mask_token_id", "block_size")
     for name, neutral in NEUTRAL.items():
         if settings.get(name) not in (None, neutral):
             raise ModelLoadError(f"config.json has {name} {settings.get(name)!r}, which is not supported")
@@ -42,10 +46,13 @@ def configure(folder: HeadFolder) -> HeadConfig:
     of_transformers = values.get("model_type") == OF_TRANSFORMERS
     windows = tuple(width + of_transformers if width else 0 for width in windows_of(values))
     known = layer_values(values)
+    has_layers = settings.get("target_layer_ids") is not None
+    layers = settings.layers("target_layer_ids") if has_layers else _spread(settings, known["num_layers"])
+    causal = _is_causal(settings)
     return HeadConfig(
         **known,
         kind=DFLASH,
-        features=tuple(layer + 1 for layer in settings.layers("target_layer_ids")),
+        features=tuple(layer + 1 for layer in layers),
         target_hidden=known["hidden"],
         draft_vocab_size=known["vocab_size"],
         depth=settings.whole("block_size") - 1,
@@ -57,7 +64,8 @@ def configure(folder: HeadFolder) -> HeadConfig:
         own_output=False,
         windows=windows,
         # transformers' blocks are bidirectional in every layer; the authors' are causal in layers with a window
-        causal_windows=_is_causal(settings, windows) and not of_transformers,
+        causal=bool(causal),
+        causal_windows=causal is None and bool(windows) and not of_transformers,
     )
 
 
@@ -80,9 +88,15 @@ def values(config: HeadConfig) -> dict[str, Any]:
     }
 
 
-def _is_causal(settings: Values, windows: tuple[int, ...]) -> bool:
-    """Return whether rows of a block see only earlier rows of it, in layers with a window."""
-    causal = settings.flag("causal", default=settings.flag("is_causal", default=bool(windows)))
-    if causal and not windows:
-        raise ModelLoadError("config.json has causal blocks without windows, which are not supported")
-    return causal
+def _is_causal(settings: Values) -> bool | None:
+    """Return whether rows of a block see only earlier rows of it in every layer; None for layers with a window only."""
+    name = next((name for name in CAUSAL if settings.get(name) is not None), None)
+    return None if name is None else settings.flag(name)
+
+
+def _spread(settings: Values, num_layers: int) -> tuple[int, ...]:
+    """Return the layers of the target that a configuration without a list of them means."""
+    last = settings.whole("num_target_layers") - 3
+    if num_layers == 1:
+        return ((last + 3) // 2,)
+    return tuple(round(1 + index * (last - 1) / (num_layers - 1)) for index in range(num_layers))

@@ -129,6 +129,7 @@ def values(config: HeadConfig) -> dict[str, Any]:
         "block_size": config.block_size,
         "sample_from_anchor": config.anchor_predicts,
         "sliding_window_non_causal": not config.causal_windows,
+        "is_causal": config.causal,
     }
     if config.kind == DSPARK:
         content |= {
@@ -148,6 +149,7 @@ def _block(values: Values, layer: Values, kind: str) -> dict[str, Any]:
         "block_size": values.whole("block_size"),
         "anchor_predicts": values.flag("sample_from_anchor", default=kind == DSPARK),
         "windows": windows_of(layer),
+        "causal": values.flag("is_causal"),  # of our own folders
         "causal_windows": not values.flag("sliding_window_non_causal"),
     }
     if kind == DFLASH:
