@@ -98,6 +98,7 @@ TITLES: dict[str, Paper] = {
     "2602.22647": Paper("STATIC", "", "sets of sequences as a trie in compressed rows"),
     "2602.23881": Paper("LK losses", "", "losses that follow acceptance"),
     "2603.03251": Paper("SSD (Saguaro)", "", "drafts for several outcomes of a verification"),
+    "2606.18394": Paper("JetSpec", "Hu et al.", "one-pass tree drafting with causal blocks"),
 }
 """Papers that sources name by arXiv number."""
 

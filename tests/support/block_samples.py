@@ -34,6 +34,10 @@ SPARK: dict[str, Any] = {
     **FLASH, "kind": "dspark", "anchor_predicts": True, "own_output": True, "draft_vocab_size": DRAFTED,
     "markov_rank": 6, "has_confidence": True, "confidence_with_markov": True, "depth": 4,
 }  # fmt: skip
+SECOND: dict[str, Any] = {
+    **FLASH, "kind": "dflash2", "conv_taps": 2, "conv_group": 4, "markov_rank": 6, "num_candidates": 5,
+}  # fmt: skip
+PRESS: dict[str, Any] = {**FLASH, "kind": "xpress", "markov_rank": 6, "refiner_width": 12}
 MEDUSA: dict[str, Any] = {
     "kind": "medusa", "features": (-1,), "target_hidden": WIDTH, "hidden": WIDTH, "vocab_size": VOCABULARY,
     "draft_vocab_size": VOCABULARY, "depth": 3, "num_layers": 0, "block_size": 3, "head_layers": 2,
@@ -41,7 +45,10 @@ MEDUSA: dict[str, Any] = {
 EAGLE_1: dict[str, Any] = {
     **SIZES, "kind": "eagle", "features": (-1,), "draft_vocab_size": VOCABULARY, "own_output": False, "fc_bias": True,
 }  # fmt: skip
-ALL = {"eagle": EAGLE_1, "eagle3": EAGLE_3, "peagle": PARALLEL, "dflash": FLASH, "dspark": SPARK, "medusa": MEDUSA}
+ALL = {
+    "eagle": EAGLE_1, "eagle3": EAGLE_3, "peagle": PARALLEL, "dflash": FLASH, "dspark": SPARK, "medusa": MEDUSA,
+    "dflash2": SECOND, "xpress": PRESS,
+}  # fmt: skip
 
 
 def config_of(values: dict[str, Any], **others: Any) -> HeadConfig:

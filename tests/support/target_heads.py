@@ -16,8 +16,8 @@ from head_samples import head_config, random_head
 WIDTH = 64
 TARGET: dict[str, Any] = {"hidden_size": WIDTH, "intermediate_size": 96, "head_dim": 16, "num_hidden_layers": 4}
 """Sizes of the target."""
-BLOCKS = ("dflash", "dspark", "peagle", "medusa")
-FULL = ("eagle", "eagle-own", "eagle3-full", "dflash", "medusa")
+BLOCKS = ("dflash", "dflash2", "dspark", "xpress", "peagle", "medusa")
+FULL = ("eagle", "eagle-own", "eagle3-full", "dflash", "dflash2", "xpress", "medusa")
 """Variants that draft all of the target's tokens; the others draft 60 of them."""
 
 

@@ -2,8 +2,8 @@
 
 The head was trained for one target. EAGLE-1, 2, 3 and 3.1 and MTP run one pass per level: rows of the text use hidden
 states that the target's own passes return; nodes of a tree use the head's states, and are read again from the target's
-after the round. Assistants of Gemma 4 run one pass per level on the target's keys and values. P-EAGLE, DFlash, DSpark
-and Medusa give the logits of all levels in one pass. With a reduced vocabulary some tokens are never proposed.
+after the round. Assistants of Gemma 4 run one pass per level on the target's keys and values. P-EAGLE, DFlash and its
+variants and Medusa give the logits of all levels in one pass. With a reduced vocabulary some tokens are never proposed.
 Candidates are ranked with the request's noise of their token ids if the verifier allows it. The default depth is the
 number of levels that it was trained for.
 

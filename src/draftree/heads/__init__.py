@@ -2,7 +2,8 @@
 
 * `base.Head` is the interface, `base.FeatureHead` drafts level by level and `base.BlockHead` all levels in one pass.
   `base.TargetParts` is what a head shares with its target, `config.HeadConfig` its sizes and variants.
-* One file per family: `eagle`, `peagle`, `dflash` (and DSpark), `medusa`, `mtp`, `gemma4`, of the parts in `layers`.
+* One file per family: `eagle`, `peagle`, `dflash` (and DSpark; `dflash2` and `xpress` hold their additions), `medusa`,
+  `mtp`, `gemma4`, of the parts in `layers`.
 * `passes.HeadPasses` decodes with heads that draft level by level, in PyTorch or by `native_passes`.
 * `folders.read_head` and `folders.write_head` read every layout of `layouts` (one file each) and write our own;
   `writers` exports heads for vLLM and SGLang. `calibration` reads what training measured beside a head.

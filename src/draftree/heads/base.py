@@ -12,8 +12,8 @@ A block head drafts all levels in one pass (`peagle`, `dflash`, `dspark`, `medus
 target's hidden states of token t - 1 and the token at t. The last context row of a sequence has its last written token,
 the anchor. A pass reads the new context rows of several sequences, whose keys and values are kept, and one block of
 rows per sequence, whose keys and values are dropped. It returns one state per level: level 0 predicts the token after
-the anchor. A head may add a bias to the logits of a level that depends on the token before (`follow`), so that the
-children of different nodes differ.
+the anchor. A head may change the logits of a level by the tokens before (`follow`), so that the children of different
+nodes differ.
 """
 
 from __future__ import annotations
@@ -246,11 +246,30 @@ class BlockAttend(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockNodes:
+    """Places of a tree after which tokens are drafted.
+
+    Attributes:
+        tokens: token of each node, shape (nodes,), int64; the anchor at level 0.
+        levels: level whose tokens are drafted, shape (nodes,), int64.
+        states: states of these levels, shape (nodes, hidden).
+        logits: their logits without bias, shape (nodes, draft vocabulary).
+        memory: memory of the parents, shape (nodes, width); None for heads without a memory.
+    """
+
+    tokens: Tensor
+    levels: Tensor
+    states: Tensor
+    logits: Tensor
+    memory: Tensor | None
+
+
 class BlockHead(Head):
     """Head that drafts all levels in one pass."""
 
     has_bias: bool = False
-    """Whether `follow` returns a bias."""
+    """Whether `follow` changes logits."""
     first_slot: int = 0
     """Slot of a block that predicts level 0: 0 or 1."""
 
@@ -267,34 +286,26 @@ class BlockHead(Head):
     def logits(self, states: Tensor) -> Tensor:
         """Return logits without bias, float32, shape (sequences, slots, draft vocabulary), from states of `run`."""
 
-    def start(self, states: Tensor, anchors: Tensor) -> Tensor | None:
+    def start(self, states: Tensor, anchors: Tensor, previous: Tensor) -> Tensor | None:
         """Return the memory before level 0, shape (sequences, width); None for heads without a memory.
 
         Args:
             states: as `run` returned them.
             anchors: last token of each sequence, shape (sequences,).
+            previous: the tokens before them, shape (sequences,).
         """
         return None
 
-    def follow(self, memory: Tensor | None, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the bias of nodes at the level of `states`, after the tokens of their parents.
-
-        Args:
-            memory: memory of the parents, shape (nodes, width); None for heads without a memory.
-            tokens: tokens of the parents, shape (nodes,), int64; the anchor at level 0.
-            states: states of the level, shape (nodes, hidden).
-
-        Returns:
-            The bias, shape (nodes, draft vocabulary), float32, and the memory of the nodes.
-        """
+    def follow(self, nodes: BlockNodes) -> tuple[Tensor, Tensor | None]:
+        """Return the logits after nodes, shape (nodes, draft vocabulary), float32, and their memory."""
         raise NotImplementedError(f"{type(self).__name__} has no bias: has_bias is False")
 
     def confidence(self, tokens: Tensor, states: Tensor) -> Tensor | None:
         """Return the estimated probability that the draft of a level is accepted, shape (nodes,).
 
         Args:
-            tokens: as in `follow`.
-            states: as in `follow`.
+            tokens: as in `BlockNodes`.
+            states: as in `BlockNodes`.
 
         Returns:
             None for heads without the estimate.

@@ -9,11 +9,13 @@ from typing import Any
 from draftree.core.errors import ConfigurationError, suggestion
 
 EAGLE, EAGLE3, PEAGLE, MTP = "eagle", "eagle3", "peagle", "mtp"
-DFLASH, DSPARK, MEDUSA = "dflash", "dspark", "medusa"
+DFLASH, DFLASH2, DSPARK, XPRESS, MEDUSA = "dflash", "dflash2", "dspark", "xpress", "medusa"
 GEMMA4 = "gemma4-assistant"
 FEATURE_KINDS = (EAGLE, EAGLE3, PEAGLE, MTP)
 """Kinds that draft level by level: each level recycles the states of the level before."""
-BLOCK_KINDS = (DFLASH, DSPARK, MEDUSA)
+FLASH_KINDS = (DFLASH, DFLASH2, DSPARK, XPRESS)
+"""DFlash and its variants."""
+BLOCK_KINDS = (*FLASH_KINDS, MEDUSA)
 """Kinds that draft all levels in one pass."""
 KINDS = (*FEATURE_KINDS, *BLOCK_KINDS, GEMMA4)
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -63,8 +65,12 @@ class HeadConfig:
     own_output: bool = True  # whether it has its own output head; otherwise it is the target's rows of the vocabulary
     block_size: int = 0  # tokens of a block of block heads; number of heads for Medusa; 0 for other kinds
     mask_token_id: int | None = None  # token id of slots that are to be predicted; None without such slots
-    markov_rank: int = 0  # rank of the bias by the token before; 0 without it
-    markov_type: str = "vanilla"  # how the bias is computed, one of `MARKOV_TYPES`
+    markov_rank: int = 0  # rank of the bias by the tokens before; 0 without it
+    markov_type: str = "vanilla"  # how the bias of DSpark is computed, one of `MARKOV_TYPES`
+    conv_taps: int = 0  # rows that a convolution of DFlash2 reads; 0 for other kinds
+    conv_group: int = 0  # channels that share the part of its kernel that depends on the input
+    num_candidates: int = 0  # best tokens of a level that DFlash2 ranks again; 0 for other kinds
+    refiner_width: int = 0  # inner width of the perceptron of XPress' bias; 0 for other kinds
     has_confidence: bool = False  # whether it estimates the probability of acceptance
     confidence_with_markov: bool = False  # whether that estimate also reads the embedding of the token before
     anchor_predicts: bool = True  # whether the first row of a block, that of the last known token, predicts a token
@@ -138,12 +144,18 @@ class HeadConfig:
             yield f"block_size is 0: kind '{self.kind}' needs the tokens of a block"
         if self.markov_type not in MARKOV_TYPES:
             yield f"markov_type '{self.markov_type}' is not known: {suggestion(self.markov_type, MARKOV_TYPES)}"
+        if self.kind == DFLASH2 and (not self.conv_taps or not self.conv_group or self.hidden % self.conv_group):
+            yield f"conv_taps is {self.conv_taps} and conv_group {self.conv_group}: the group must divide {self.hidden}"
+        if self.kind == DFLASH2 and not 1 <= self.num_candidates <= self.draft_vocab_size:
+            yield f"num_candidates is {self.num_candidates}: it must be from 1 to {self.draft_vocab_size}"
+        if self.kind in (DFLASH2, XPRESS) and not self.markov_rank:
+            yield f"markov_rank is 0: kind '{self.kind}' needs the rank of its bias"
         if self.windows and len(self.windows) != self.num_layers:
             yield f"windows names {len(self.windows)} layers, and it has {self.num_layers}: name each layer once"
         if self.kind == MTP and "model_type" not in self.layer:
             yield "layer has no model_type: kind 'mtp' needs the configuration of its layer"
         token = self.mask_token_id
-        if token is None and self.kind in (PEAGLE, DFLASH, DSPARK):
+        if token is None and self.kind in (PEAGLE, *FLASH_KINDS):
             yield f"mask_token_id is not set: kind '{self.kind}' needs the token of its slots"
         if token is not None and not 0 <= token < self.vocab_size:
             yield f"mask_token_id is {token}: the target has {self.vocab_size} tokens"

@@ -3,13 +3,14 @@
 The context of every layer are keys and values of `hidden_norm(fc(features))`, by the layer's own products. The block is
 the anchor and masked tokens; its rows see each other. Slot k is at the position of the anchor plus k. It predicts the
 token after its position if the anchor predicts (`anchor_predicts`), and the token at its position otherwise. DSpark
-adds a bias of low rank by the token before, and an estimate of acceptance.
+adds a bias of low rank by the token before, and an estimate of acceptance; DFlash2 and XPress have files of their own.
 
 Sources: DFlash, arXiv 2602.06036; DSpark, github.com/deepseek-ai/DeepSpec.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import final
 
 import torch
@@ -17,10 +18,12 @@ from torch import Tensor, nn
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.tensors import to_device
-from draftree.heads.base import BlockAttend, BlockHead, BlockRows, TargetParts
-from draftree.heads.config import HeadConfig
+from draftree.heads.base import BlockAttend, BlockHead, BlockNodes, BlockRows, TargetParts
+from draftree.heads.config import DFLASH, DFLASH2, DSPARK, XPRESS, HeadConfig
+from draftree.heads.dflash2 import BlockConvolution, CandidateSelector
 from draftree.heads.layers import Norm, Perceptron, Products, Rotary, Shared, rotate
 from draftree.heads.vocabulary import DraftVocabulary
+from draftree.heads.xpress import Refiner
 
 Angles = tuple[Tensor, Tensor]
 
@@ -34,6 +37,8 @@ class BlockLayer(nn.Module):
         self.mlp = Perceptron(config)
         self.input_layernorm = Norm(config.hidden, config.epsilon)
         self.post_attention_layernorm = Norm(config.hidden, config.epsilon)
+        self.attention_conv = BlockConvolution(config) if config.conv_taps else None
+        self.mlp_conv = BlockConvolution(config) if config.conv_taps else None
         self._index = index
         self._window = config.windows[index] if config.windows else 0
         self._is_causal = config.causal or (bool(self._window) and config.causal_windows)
@@ -45,17 +50,28 @@ class BlockLayer(nn.Module):
 
     def forward(self, x: Tensor, angles: Angles, attend: BlockAttend) -> Tensor:
         """Return the outputs of the rows of blocks, shape (sequences, rows, hidden)."""
-        normed = self.input_layernorm(x)
-        mixed = attend.block(
-            self._index,
-            rotate(self.self_attn.query(normed), *angles),
-            rotate(self.self_attn.key(normed), *angles),
-            self.self_attn.value(normed),
-            is_causal=self._is_causal,
-            window=self._window,
-        )
-        x = x + self.self_attn.out(mixed)
-        return x + self.mlp(self.post_attention_layernorm(x))
+
+        def attention(normed: Tensor) -> Tensor:
+            mixed = attend.block(
+                self._index,
+                rotate(self.self_attn.query(normed), *angles),
+                rotate(self.self_attn.key(normed), *angles),
+                self.self_attn.value(normed),
+                is_causal=self._is_causal,
+                window=self._window,
+            )
+            return self.self_attn.out(mixed)
+
+        x = x + _convolved(self.attention_conv, attention, self.input_layernorm(x))
+        return x + _convolved(self.mlp_conv, self.mlp, self.post_attention_layernorm(x))
+
+
+def _convolved(convolution: BlockConvolution | None, part: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Return the outputs of a part of a layer, between the convolutions around it."""
+    if convolution is None:
+        return part(x)
+    x, kernel = convolution.before(x)
+    return convolution.after(part(x), kernel)
 
 
 class MarkovHead(nn.Module):
@@ -70,14 +86,28 @@ class MarkovHead(nn.Module):
         self.gate_proj = nn.Linear(wide + rank, rank) if config.markov_type == "gated" else None
         self.joint_proj = nn.Linear(2 * rank + wide, 3 * rank) if config.markov_type == "rnn" else None
         self._rank = rank
+        self._has_first_step = not config.anchor_predicts
 
     @property
     def width(self) -> int:
         """Width of the memory along a path; 0 without one."""
         return 0 if self.joint_proj is None else self._rank
 
-    def forward(self, memory: Tensor | None, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the bias and the memory; arguments as in `BlockHead.follow`."""
+    def start(self, states: Tensor, anchors: Tensor) -> Tensor | None:
+        """Return the memory before level 0; arguments as in `BlockHead.start`."""
+        if not self.width:
+            return None
+        memory = states.new_zeros(len(anchors), self.width)
+        # trained with the anchor's own slot as the first step, if that does not predict
+        return self._step(memory, anchors, states[:, 0])[1] if self._has_first_step else memory
+
+    def forward(self, nodes: BlockNodes) -> tuple[Tensor, Tensor | None]:
+        """Return logits and the memory."""
+        before, memory = self._step(nodes.memory, nodes.tokens, nodes.states)
+        return nodes.logits + self.markov_w2(before).float(), memory
+
+    def _step(self, memory: Tensor | None, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the code of tokens, shape (nodes, rank), and the memory after them."""
         before = self.markov_w1(tokens)
         states = states.to(before.dtype)
         if self.gate_proj is not None:
@@ -89,7 +119,7 @@ class MarkovHead(nn.Module):
             gate = torch.sigmoid(gate)
             memory = gate * memory + (1 - gate) * torch.tanh(candidate)
             before = torch.tanh(out)
-        return self.markov_w2(before).float(), memory
+        return before, memory
 
 
 class ConfidenceHead(nn.Module):
@@ -113,7 +143,7 @@ def _angles(tables: Angles, positions: Tensor) -> Angles:
 
 @final
 class DFlashHead(BlockHead):
-    """Head of kind `dflash` or `dspark`."""
+    """Head of kind `dflash`, `dflash2`, `dspark` or `xpress`."""
 
     def __init__(self, config: HeadConfig, vocabulary: DraftVocabulary) -> None:
         super().__init__(config, vocabulary)
@@ -125,9 +155,11 @@ class DFlashHead(BlockHead):
         self.norm = Norm(config.hidden, config.epsilon)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden) if config.own_embedding else None
         self.lm_head = nn.Linear(config.hidden, config.draft_vocab_size, bias=False) if config.own_output else None
-        self.markov_head = MarkovHead(config) if config.markov_rank else None
+        self.markov_head = MarkovHead(config) if config.markov_rank and config.kind in (DFLASH, DSPARK) else None
+        self.candidate_selector = CandidateSelector(config) if config.kind == DFLASH2 else None
+        self.refiner_head = Refiner(config) if config.kind == XPRESS else None
         self.confidence_head = ConfidenceHead(config) if config.has_confidence else None
-        self.has_bias = self.markov_head is not None
+        self.has_bias = config.markov_rank > 0
         self.first_slot = 0 if config.anchor_predicts else 1
         self._rotary = Rotary(config.rope, config.head_dim, config.max_length)
         self._shared: Shared | None = None
@@ -178,20 +210,16 @@ class DFlashHead(BlockHead):
         masks = anchors.new_full((len(anchors), self.config.block_size - 1), self.config.mask_token_id)
         return torch.cat((anchors[:, None], masks), dim=1)
 
-    def start(self, states: Tensor, anchors: Tensor) -> Tensor | None:
-        if self.markov_head is None or not self.markov_head.width:
-            return None
-        memory = states.new_zeros(len(anchors), self.markov_head.width)
-        if self.config.anchor_predicts:
-            return memory
-        # trained with the anchor's own slot as the first step
-        _, memory = self.markov_head(memory, anchors, states[:, 0])
-        return memory
+    def start(self, states: Tensor, anchors: Tensor, previous: Tensor) -> Tensor | None:
+        if self.refiner_head is not None:
+            return self.refiner_head.start(states, previous)
+        return None if self.markov_head is None else self.markov_head.start(states, anchors)
 
-    def follow(self, memory: Tensor | None, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor | None]:
-        assert self.markov_head is not None, "has_bias was tested"
-        bias, memory = self.markov_head(memory, tokens, states)
-        return bias, memory
+    def follow(self, nodes: BlockNodes) -> tuple[Tensor, Tensor | None]:
+        bias = self.markov_head or self.candidate_selector or self.refiner_head
+        assert bias is not None, "has_bias was tested"
+        logits, memory = bias(nodes)
+        return logits, memory
 
     def confidence(self, tokens: Tensor, states: Tensor) -> Tensor | None:
         if self.confidence_head is None:

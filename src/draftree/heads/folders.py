@@ -24,7 +24,7 @@ from draftree.core.errors import (
 )
 from draftree.core.files import write_json
 from draftree.heads.base import Head
-from draftree.heads.config import DFLASH, DSPARK, EAGLE, EAGLE3, GEMMA4, MEDUSA, MTP, PEAGLE, HeadConfig
+from draftree.heads.config import EAGLE, EAGLE3, FLASH_KINDS, GEMMA4, MEDUSA, MTP, PEAGLE, HeadConfig
 from draftree.heads.layouts import (
     CONFIG,
     SAFE,
@@ -45,8 +45,7 @@ CLASSES = {
     EAGLE3: "draftree.heads.eagle:Eagle3Head",
     PEAGLE: "draftree.heads.peagle:PEagleHead",
     MTP: "draftree.heads.mtp:MtpHead",
-    DFLASH: "draftree.heads.dflash:DFlashHead",
-    DSPARK: "draftree.heads.dflash:DFlashHead",
+    **dict.fromkeys(FLASH_KINDS, "draftree.heads.dflash:DFlashHead"),
     MEDUSA: "draftree.heads.medusa:MedusaHead",
     GEMMA4: "draftree.heads.gemma4:AssistantHead",
 }

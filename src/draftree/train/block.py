@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from draftree.core.errors import ConfigurationError
-from draftree.heads.base import BlockRows, Head, TargetParts
+from draftree.heads.base import BlockNodes, BlockRows, Head, TargetParts
 from draftree.heads.config import DSPARK, EAGLE3
 from draftree.heads.dflash import BlockLayer, DFlashHead
 from draftree.heads.eagle import Eagle3Head
@@ -250,7 +250,9 @@ class BlockTrainee(TextTrainee):
     def logits_of(self, batch: Batch, level: int, chains: Tensor, states: Tensor) -> Tensor:
         logits: Tensor = self.module.logits(states)
         if self.module.has_bias:
-            logits = logits + self.module.follow(None, batch.tokens[batch.step_rows(level)[0][chains]], states)[0]
+            tokens = batch.tokens[batch.step_rows(level)[0][chains]]
+            nodes = BlockNodes(tokens, torch.full_like(tokens, level), states, logits, memory=None)
+            logits, _ = self.module.follow(nodes)
         return logits
 
 

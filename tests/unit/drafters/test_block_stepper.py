@@ -10,7 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from block_samples import FLASH, MEDUSA, PARALLEL, SPARK, VOCABULARY, config_of, random_head, random_parts
+from block_samples import (
+    FLASH,
+    MEDUSA,
+    PARALLEL,
+    PRESS,
+    SECOND,
+    SPARK,
+    VOCABULARY,
+    config_of,
+    random_head,
+    random_parts,
+)
 from draftree import LLM, SamplingParams
 from draftree.core.tree import Draw, TokenTree, path
 from draftree.core.types import Budget, RoundRecord
@@ -18,7 +29,7 @@ from draftree.drafters.tree_builder.block_stepper import BlockPass, BlockStepper
 from draftree.drafters.tree_builder.builder import TreeBuilder, parse_shape
 from draftree.drafters.tree_builder.head_stepper import MAX_UNREAD
 from draftree.drafters.tree_builder.model_stepper import IDLE_ROUNDS
-from draftree.heads.base import BlockHead, BlockRows
+from draftree.heads.base import BlockHead, BlockNodes, BlockRows
 from draftree.heads.calibration import Calibration, with_confidence, write_calibration
 from draftree.heads.dflash import DFlashHead
 from draftree.heads.folders import write_head
@@ -31,6 +42,9 @@ TREE = ([7, 8, 9, 7, 30, 31], [-1, -1, 0, 0, 1, 3], (2, 3, 1))
 """Tokens, parents and sizes of levels."""
 HEADS: dict[str, dict[str, Any]] = {
     "dflash": {**FLASH, "block_size": 5},
+    "dflash2": {**SECOND, "block_size": 5},
+    "xpress": {**PRESS, "block_size": 5},
+    "xpress-anchor": {**PRESS, "anchor_predicts": True},
     "dspark": SPARK,
     "dspark-rnn": {**SPARK, "markov_type": "rnn", "anchor_predicts": False, "block_size": 5},
     "dspark-gated": {**SPARK, "markov_type": "gated"},
@@ -58,10 +72,12 @@ def wanted(head: BlockHead, tokens: list[int], drafted: list[int]) -> Tensor:
     found = head.logits(states)[0, slot]
     if not head.has_bias:
         return found
-    memory = head.start(states, torch.tensor(tokens[-1:]))
+    memory = head.start(states, torch.tensor(tokens[-1:]), torch.tensor(tokens[-2:-1]))
     for level, token in enumerate([tokens[-1], *drafted]):
-        bias, memory = head.follow(memory, torch.tensor([token]), states[:, level + head.first_slot])
-    return found + bias[0]
+        slot = states[:, level + head.first_slot]
+        nodes = BlockNodes(torch.tensor([token]), torch.tensor([level]), slot, head.logits(slot[None])[0], memory)
+        found, memory = head.follow(nodes)
+    return found[0]
 
 
 def near(head: BlockHead, found: Tensor, reference: Tensor) -> None:

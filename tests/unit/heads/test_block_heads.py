@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -9,10 +10,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from block_samples import FLASH, MEDUSA, PARALLEL, SPARK, VOCABULARY, WIDTH, config_of, random_head, random_parts
+from block_samples import (
+    FLASH,
+    MEDUSA,
+    PARALLEL,
+    PRESS,
+    SECOND,
+    SPARK,
+    VOCABULARY,
+    WIDTH,
+    config_of,
+    random_head,
+    random_parts,
+)
 from draftree.drafters.tree_builder.block_stepper import BlockPass, KeptRows
-from draftree.heads.base import BlockHead, BlockRows, TargetParts
+from draftree.heads.base import BlockHead, BlockNodes, BlockRows, TargetParts
 from draftree.heads.dflash import DFlashHead
+from draftree.heads.dflash2 import BlockConvolution
 from draftree.heads.medusa import MedusaHead
 from draftree.heads.peagle import ParallelEagle, PEagleHead
 from draftree.models.torch.inspection import cache_name
@@ -142,10 +156,13 @@ def test_the_bias_of_dspark_follows_its_equations(kind: str, anchor_predicts: bo
     weights, rank = head.state_dict(), config.markov_rank
     states = run(head, rows_of([3, 2]), [KeptRows(), KeptRows()])
     path = torch.tensor([[7, 3, 9], [1, 40, 2]])
-    memory = head.start(states, path[:, 0])
+    memory = head.start(states, path[:, 0], path[:, 0])
     for level in range(3):
         slot = level + head.first_slot
-        bias, memory = head.follow(memory, path[:, level], states[:, slot])
+        logits = torch.zeros(2, config.draft_vocab_size)
+        bias, memory = head.follow(
+            BlockNodes(path[:, level], torch.tensor([level] * 2), states[:, slot], logits, memory)
+        )
         for text in range(2):
             # all slots up to this one from the beginning, as in training
             known = [path[text, 0].item()] * head.first_slot + path[text, : level + 1].tolist()
@@ -168,6 +185,64 @@ def expected_bias(weights: dict[str, Tensor], kind: str, rank: int, tokens: list
             memory = torch.sigmoid(gate) * memory + (1 - torch.sigmoid(gate)) * torch.tanh(new)
             code = torch.tanh(out)
     return weights["markov_head.markov_w2.weight"] @ code
+
+
+def test_the_convolutions_of_dflash2_follow_their_equations() -> None:
+    config = config_of(SECOND, conv_taps=3)
+    convolution = random_head(config).get_submodule("layers.0.mlp_conv")
+    assert isinstance(convolution, BlockConvolution)
+    weights, x = convolution.state_dict(), torch.randn(2, 4, WIDTH, generator=torch.Generator().manual_seed(3))
+    kernels = (x @ weights["kernel_projection.weight"].T).view(2, 4, 2, 3, WIDTH // config.conv_group)
+
+    def expected(inputs: Tensor, place: int) -> Tensor:
+        result = torch.zeros_like(inputs)
+        for text, row, channel in itertools.product(range(2), range(4), range(WIDTH)):
+            for tap in range(min(3, row + 1)):
+                dynamic = kernels[text, row, place, tap, channel // config.conv_group]
+                factor = weights["base_kernel"][place, tap, channel] + dynamic
+                result[text, row, channel] += factor * inputs[text, row - tap, channel]
+        return result
+
+    inputs, kernel = convolution.before(x)
+    torch.testing.assert_close(inputs, expected(x, 0))
+    torch.testing.assert_close(convolution.after(x.flip(2), kernel), expected(x.flip(2), 1))
+
+
+def test_dflash2_ranks_the_best_tokens_again() -> None:
+    head, _ = bound(config_of(SECOND))
+    weights, states = head.state_dict(), run(head, rows_of([3, 2]), [KeptRows(), KeptRows()])
+    logits, tokens = head.logits(states)[:, 1], torch.tensor([7, 40])
+    assert head.start(states, tokens, tokens) is None
+    found, memory = head.follow(BlockNodes(tokens, torch.tensor([0, 0]), states[:, 1], logits, None))
+    assert memory is None
+    for text, token in enumerate(tokens.tolist()):
+        best = logits[text].topk(5).indices.tolist()
+        code = weights["candidate_selector.hidden_projection.weight"] @ states[text, 1]
+        code = code * weights["candidate_selector.predecessor_codebook"][token]
+        for other in range(VOCABULARY):
+            score = logits[text, other] + code @ weights["candidate_selector.successor_codebook"][other]
+            torch.testing.assert_close(found[text, other], score if other in best else torch.tensor(-torch.inf))
+
+
+@pytest.mark.parametrize("anchor_predicts", [True, False])
+def test_the_bias_of_xpress_is_that_of_the_whole_block(anchor_predicts: bool) -> None:
+    head, _ = bound(config_of(PRESS, anchor_predicts=anchor_predicts))
+    weights = {name.removeprefix("refiner_head."): part for name, part in head.state_dict().items()}
+    states = run(head, rows_of([3, 2]), [KeptRows(), KeptRows()])
+    tokens = torch.tensor([[11, 7, 3, 9, 5], [2, 1, 40, 2, 8]])  # the token before the anchor, the anchor, drafts
+    before = tokens[:, head.config.anchor_predicts :][:, : head.config.block_size]
+    mean = states.mean(1, keepdim=True).expand_as(states)
+    parts = [states @ weights["down_h.weight"].T, mean @ weights["down_g.weight"].T]
+    codes = torch.cat([*parts, weights["token_embed.weight"][before]], -1) @ weights["in_proj.weight"].T
+    x = codes + torch.einsum("rkj,njr->nkr", weights["mix_l"].tril(), codes)
+    gate = F.silu(x @ weights["mlp_gate.weight"].T) * (x @ weights["mlp_up.weight"].T)
+    wanted = (x + gate @ weights["mlp_down.weight"].T) @ weights["readout.weight"].T
+    memory = head.start(states, tokens[:, 1], tokens[:, 0])
+    for level in range(head.num_levels):
+        slot = level + head.first_slot
+        nodes = BlockNodes(tokens[:, 1 + level], torch.tensor([level] * 2), states[:, slot], 0 * wanted[:, 0], memory)
+        bias, memory = head.follow(nodes)
+        torch.testing.assert_close(bias, wanted[:, slot], rtol=1e-4, atol=1e-5)
 
 
 def test_the_confidence_of_dspark_follows_its_equation() -> None:

@@ -40,10 +40,10 @@ def tensor_shapes(config: HeadConfig) -> Shapes:
         found = _eagle(config)
     elif config.kind in ("eagle3", "peagle"):
         found = _eagle3(config)
-    elif config.kind in ("dflash", "dspark"):
-        found = _block(config)
-    else:
+    elif config.kind == "medusa":
         found = _medusa(config)
+    else:
+        found = _block(config)
     if config.own_embedding:
         found["embed_tokens.weight"] = (config.vocab_size, config.hidden)
     if config.own_output and config.kind != "medusa":
@@ -117,7 +117,23 @@ def _block(config: HeadConfig) -> Shapes:
     for index in range(config.num_layers):
         found |= layer_shapes(config, index, width)
         found[f"layers.{index}.input_layernorm.weight"] = (width,)
-    if rank:
+        if config.kind == "dflash2":
+            groups = width // config.conv_group
+            for part in ("attention", "mlp"):
+                found[f"layers.{index}.{part}_conv.base_kernel"] = (2, config.conv_taps, width)
+                found[f"layers.{index}.{part}_conv.kernel_projection.weight"] = (2 * config.conv_taps * groups, width)
+    if config.kind == "dflash2":
+        found["candidate_selector.predecessor_codebook"] = (config.vocab_size, rank)
+        found["candidate_selector.successor_codebook"] = (config.vocab_size, rank)
+        found["candidate_selector.hidden_projection.weight"] = (rank, width)
+    elif config.kind == "xpress":
+        inner = config.refiner_width
+        sizes = {"token_embed": (config.vocab_size, rank), "down_h": (rank, width), "down_g": (rank, width)}
+        sizes |= {"in_proj": (rank, 3 * rank), "mlp_gate": (inner, rank), "mlp_up": (inner, rank)}
+        sizes |= {"mlp_down": (rank, inner), "readout": (config.draft_vocab_size, rank)}
+        found |= {f"refiner_head.{name}.weight": shape for name, shape in sizes.items()}
+        found["refiner_head.mix_l"] = (rank, config.block_size, config.block_size)
+    elif rank:
         found["markov_head.markov_w1.weight"] = (config.vocab_size, rank)
         found["markov_head.markov_w2.weight"] = (config.draft_vocab_size, rank)
         if config.markov_type == "gated":

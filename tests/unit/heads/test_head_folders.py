@@ -101,7 +101,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}'),
         "drafter 'model'",
     ),
-    "another type": (change_config(lambda v: v.update(speculators_model_type="xpress")), "type 'xpress'"),
+    "another type": (change_config(lambda v: v.update(speculators_model_type="dflash3")), "type 'dflash3'"),
     "no features": (change_config(lambda v: v.pop("eagle_aux_hidden_state_layer_ids")), "eagle_aux_hidden"),
     "wrong features": (change_config(lambda v: v.update(eagle_aux_hidden_state_layer_ids=[1, "2"])), "list of layers"),
     "no layers": (change_config(lambda v: v.pop(LAYERS)), LAYERS),

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from block_samples import ALL, EAGLE_1, EAGLE_3, FLASH, MEDUSA, SPARK, VOCABULARY, WIDTH, config_of, random_head
+from block_samples import ALL, EAGLE_1, EAGLE_3, FLASH, MEDUSA, SECOND, SPARK, VOCABULARY, WIDTH, config_of, random_head
 from draftree.core.errors import ModelError, ModelLoadError, ModelNotFoundError
 from draftree.heads.base import Head
 from draftree.heads.folders import is_head, read_config, read_head, write_head
@@ -48,6 +48,13 @@ def jetspec(head: Head) -> Stored:
     return {**values, "dflash_config": {**values["dflash_config"], "causal_head": True}}, tensors
 
 
+def dflash2(head: Head) -> Stored:
+    values, tensors = dflash(head)
+    selector = {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 6, "selector_top_k": 5}
+    values |= {"architectures": ["DFlash2DraftModel"], "is_causal": False}
+    return {**values, "dflash_config": {**values["dflash_config"], **selector}}, tensors
+
+
 def without_layers(head: Head) -> Stored:
     values, tensors = dflash(head)
     return {**values, "num_target_layers": 12, "dflash_config": {"mask_token_id": 47}}, tensors
@@ -76,6 +83,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], Callable[[Head], Stored]]] = {
     "eagle": ({**EAGLE_1, "depth": 5, "own_embedding": True}, eagle_1),
     "eagle3": ({**EAGLE_3, "depth": 7}, eagle_3),
     "dflash": (FLASH, dflash),
+    "dflash2": (SECOND, dflash2),
     "jetspec": ({**FLASH, "causal": True}, jetspec),
     "dflash without layers": ({**FLASH, "features": (2, 10)}, without_layers),
     "dflash of transformers": ({**FLASH, "windows": (8, 0)}, of_transformers),
@@ -160,7 +168,7 @@ def test_what_cannot_be_read_is_refused_with_the_reason(case: str, tmp_path: Pat
     assert str(tmp_path) in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3", "peagle", "dflash", "dspark"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "peagle", "dflash", "dflash2", "dspark", "xpress"])
 def test_every_kind_of_speculators_is_read_as_it_was_written(name: str, tmp_path: Path) -> None:
     facts = {"target_name": "org/target", "target_architecture": "LlamaForCausalLM", "depth": 2}
     head = random_head(config_of(ALL[name], **facts))
@@ -220,7 +228,7 @@ def test_a_folder_without_weights_or_configuration_is_no_head(tmp_path: Path) ->
     assert is_head(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["mtp", "dflash2", "xpress"])
+@pytest.mark.parametrize("kind", ["mtp", "dflash3"])
 def test_types_of_speculators_without_a_reader_are_named(kind: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"speculators_model_type": kind}))
     with pytest.raises(ModelError, match="transformer_layer_config" if kind == "mtp" else kind):

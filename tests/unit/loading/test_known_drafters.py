@@ -125,13 +125,13 @@ def test_popular_models_have_their_first_readable_drafter_without_a_network(name
     assert all(each.place is None for each in found)
     published = [each for each in found if each.known.id and each.reason is None]
     assert (published[0].known.id if published else None) == POPULAR[name]
-    unread = [each for each in found if each.known.kind.partition(".")[0] not in (*KINDS, SIBLING)]
+    unread = [each for each in found if each.known.kind not in (*KINDS, SIBLING)]
     assert all(f"heads of kind '{each.known.kind}' are not read" in str(each.reason) for each in unread)
     assert {each.known.id for each in unread} == {each.known.id for each in found if each.reason is not None}
 
 
 def test_every_entry_of_the_list_is_complete() -> None:
-    kinds = {*KINDS, SIBLING, "eagle3.1", "dflash2", "xpress", "jetspec++"}
+    kinds = {*KINDS, SIBLING, "eagle3-mla", "jetspec++"}
     targets = read_targets(DATA)
     models = [model.lower() for target in targets for model in target.models]
     assert len(models) == len(set(models))
@@ -275,7 +275,7 @@ def test_heads_are_found_in_the_order_of_auto(target: Path, places: Path, tmp_pa
     mine = str(head_folder(tmp_path / "heads", "dspark"))
     name_them(
         drafters=[
-            {"kind": "dflash2", "id": "maker/new", "source": "me"},
+            {"kind": "dflash3", "id": "maker/new", "source": "me"},
             {"kind": "eagle3", "id": "maker/head", "source": "me"},
             {"kind": "eagle3", "id": "maker/absent", "source": "me", "revision": "v2"},
             {"kind": "dspark", "id": mine, "source": "me"},
@@ -315,10 +315,10 @@ def test_heads_of_other_shapes_do_not_fit(
 def test_the_reason_against_a_head_is_that_of_its_reader(target: Path, places: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(head_folder(tmp_path / "heads"), target.parent / "head"))
     values = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**values, "speculators_model_type": "xpress"}))
+    (folder / "config.json").write_text(json.dumps({**values, "speculators_model_type": "dflash3"}))
     found = one(found_for(target))
-    assert found.known.kind == "xpress"
-    assert "config.json has speculators_model_type 'xpress'" in str(found.reason)
+    assert found.known.kind == "dflash3"
+    assert "config.json has speculators_model_type 'dflash3'" in str(found.reason)
     (folder / "config.json").write_text(json.dumps(values))
     assert one(found_for(target)).reason is None
     (folder / "model.safetensors").unlink()

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftree.heads.base import BlockRows, TargetParts
+from draftree.heads.base import BlockNodes, BlockRows, TargetParts
 from draftree.heads.dflash import DFlashHead
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.train.batches import collate
@@ -88,8 +88,10 @@ def test_states_of_every_anchor_are_those_of_decoding(layers: int) -> None:
             tokens = text.tokens[anchor : anchor + BLOCK]
             for level in range(min(BLOCK, text.num_rows - anchor)):
                 assert torch.allclose(levels[level][chain], states[head.first_slot + level], atol=2e-5)
-                bias, _ = head.follow(None, tokens[level : level + 1], states[None, head.first_slot + level])
-                wanted = head.logits(states[None, head.first_slot + level]) + bias
+                state = states[None, head.first_slot + level]
+                place = torch.tensor([level])
+                nodes = BlockNodes(tokens[level : level + 1], place, state, head.logits(state), memory=None)
+                wanted, _ = head.follow(nodes)
                 found = trainee.logits_of(batch, level, torch.tensor([chain]), levels[level][chain][None])
                 assert torch.allclose(found, wanted, atol=1e-4)
             chain += 1

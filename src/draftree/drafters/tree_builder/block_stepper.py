@@ -23,7 +23,7 @@ from draftree.core.tensors import rows_of, to_device, to_host
 from draftree.drafters.base import SequenceView
 from draftree.drafters.tree_builder.head_stepper import FeatureSequence, FeatureStepper, Unread, common_length
 from draftree.drafters.tree_builder.model_stepper import PREFILL_ROWS
-from draftree.heads.base import BlockHead, BlockRows
+from draftree.heads.base import BlockHead, BlockNodes, BlockRows
 from draftree.models.memory import LOGIT_BYTES, Footprint
 from draftree.sampling.logits import Logits, SubsetLogits, TensorLogits, TokenSubset
 
@@ -283,6 +283,7 @@ class BlockStepper(FeatureStepper[BlockSequence]):
             parents: for each the nodes' parents as they were fed, or -1 for the text's last token.
         """
         logits, hidden = [], []
+        levels: list[int] = []
         memories: list[Tensor | None] = []
         for state, above in zip(states, parents, strict=True):
             assert state.levels is not None, "a tree begins with a pass"
@@ -290,6 +291,7 @@ class BlockStepper(FeatureStepper[BlockSequence]):
             places = state.depths[len(state.depths) - len(above) :] if state.depths else [0]
             logits.append(rows_of(state.levels.logits, places))
             hidden.append(rows_of(state.levels.states, places))
+            levels += places
             if self._head.has_bias:
                 memories.extend(state.memories[parent + 1] for parent in above)
         together = torch.cat(logits)
@@ -297,8 +299,8 @@ class BlockStepper(FeatureStepper[BlockSequence]):
         self._last = joined, torch.cat(hidden)
         if self._head.has_bias:
             memory = None if memories[0] is None else torch.cat([part for part in memories if part is not None])
-            bias, after = self._head.follow(memory, *self._last)
-            together = together + bias
+            joined_levels = to_device(levels, self._device)
+            together, after = self._head.follow(BlockNodes(joined, joined_levels, self._last[1], together, memory))
             rows = iter([None] * len(joined) if after is None else after.split(1))
             for state, above in zip(states, parents, strict=True):
                 # the memory after the text's last token replaces that before it
@@ -339,7 +341,9 @@ class BlockStepper(FeatureStepper[BlockSequence]):
         if not needed:
             return
         states, first = rows_of(states, needed), self._head.first_slot
-        memory = self._head.start(states, rows_of(rows.tokens, [rows.anchors[index] for index in needed]))
+        last = [going[index][0].view.history.tokens[-2:] for index in needed]
+        previous, anchors = to_device(np.stack(last), self._device).long().unbind(1)
+        memory = self._head.start(states, anchors, previous)
         logits = self._head.logits(states)
         for place, index in enumerate(needed):
             state = going[index][0]

@@ -178,6 +178,25 @@ def layers_json(config: HeadConfig) -> dict[str, Any]:
     }
 
 
+SELECTOR = {
+    "conv_kernel_size": ("conv_taps", 2),
+    "conv_group_size": ("conv_group", 16),
+    "selector_rank": ("markov_rank", 256),
+    "selector_top_k": ("num_candidates", 16),
+}
+"""Settings of DFlash2, with our names and defaults."""
+
+
+def selector_values(values: Values) -> dict[str, int]:
+    """Return the values of `HeadConfig` of DFlash2."""
+    return {ours: values.whole(name, default) for name, (ours, default) in SELECTOR.items()}
+
+
+def selector_json(config: HeadConfig) -> dict[str, int]:
+    """Return the settings of DFlash2."""
+    return {name: getattr(config, ours) for name, (ours, _) in SELECTOR.items()}
+
+
 CONFIG = "config.json"
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"

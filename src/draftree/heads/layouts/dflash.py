@@ -1,4 +1,5 @@
-"""Folders of DFlash as its authors, transformers and SGLang have them, and of JetSpec: DFlash with causal blocks.
+"""Folders of DFlash and DFlash2 as the authors, transformers and SGLang have them, and of JetSpec, whose blocks are
+causal.
 
 Layers in `target_layer_ids` are numbered by their outputs, one less than ours. Transformers calls two tensors otherwise
 (`muse_glimmer_assistant`). The form of the authors is also written, for SGLang.
@@ -13,8 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from draftree.core.errors import ModelLoadError
-from draftree.heads.config import DFLASH, HeadConfig
-from draftree.heads.layouts import QWEN3, HeadFolder, Values, layer_values, layers_json, windows_of
+from draftree.heads.config import DFLASH, DFLASH2, HeadConfig
+from draftree.heads.layouts import QWEN3, HeadFolder, Values, layer_values, layers_json, selector_values, windows_of
 
 NAME = "dflash"
 ARCHITECTURE, SETTINGS = "DFlashDraftModel", "dflash_config"
@@ -28,9 +29,8 @@ NEUTRAL = {"input_embedding_scale": 1.0, "output_multiplier": 1.0, "final_logit_
 
 def recognise(folder: HeadFolder) -> bool:
     values = folder.values
-    if ARCHITECTURE in values.texts("architectures") or values.get("model_type") == OF_TRANSFORMERS:
-        return True
-    return SETTINGS in values and "selector_rank" not in values.part(SETTINGS, optional=True)
+    classes = values.texts("architectures")
+    return SETTINGS in values or ARCHITECTURE in classes or values.get("model_type") == OF_TRANSFORMERS
 
 
 def configure(folder: HeadFolder) -> HeadConfig:
@@ -45,13 +45,16 @@ def configure(folder: HeadFolder) -> HeadConfig:
     # the window of transformers is the largest distance, ours the number of positions
     of_transformers = values.get("model_type") == OF_TRANSFORMERS
     windows = tuple(width + of_transformers if width else 0 for width in windows_of(values))
-    known = layer_values(values)
+    known: dict[str, Any] = layer_values(values)
     has_layers = settings.get("target_layer_ids") is not None
     layers = settings.layers("target_layer_ids") if has_layers else _spread(settings, known["num_layers"])
     causal = _is_causal(settings)
+    is_second = settings.get("selector_rank") is not None
+    if is_second:
+        known |= selector_values(settings)
     return HeadConfig(
         **known,
-        kind=DFLASH,
+        kind=DFLASH2 if is_second else DFLASH,
         features=tuple(layer + 1 for layer in layers),
         target_hidden=known["hidden"],
         draft_vocab_size=known["vocab_size"],

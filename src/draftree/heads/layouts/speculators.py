@@ -14,8 +14,31 @@ from typing import Any
 from torch import Tensor
 
 from draftree.core.errors import ModelLoadError, suggestion
-from draftree.heads.config import DFLASH, DSPARK, EAGLE, EAGLE3, LAST_LAYER, MTP, PEAGLE, HeadConfig
-from draftree.heads.layouts import LLAMA, QWEN3, HeadFolder, Values, layer_values, layers_json, mtp, windows_of
+from draftree.heads.config import (
+    DFLASH,
+    DFLASH2,
+    DSPARK,
+    EAGLE,
+    EAGLE3,
+    FLASH_KINDS,
+    LAST_LAYER,
+    MTP,
+    PEAGLE,
+    XPRESS,
+    HeadConfig,
+)
+from draftree.heads.layouts import (
+    LLAMA,
+    QWEN3,
+    HeadFolder,
+    Values,
+    layer_values,
+    layers_json,
+    mtp,
+    selector_json,
+    selector_values,
+    windows_of,
+)
 from draftree.heads.vocabulary import EMBEDDING, OUTPUT
 
 NAME = "speculators"
@@ -27,7 +50,9 @@ ARCHITECTURES = {
     EAGLE3: "Eagle3Speculator",
     PEAGLE: "PEagleSpeculator",
     DFLASH: "DFlashSpeculator",
+    DFLASH2: "DFlash2DraftModel",
     DSPARK: "DSparkSpeculator",
+    XPRESS: "XPressSpeculator",
 }
 """Kinds that can be written."""
 KINDS = (*ARCHITECTURES, MTP)
@@ -60,7 +85,7 @@ def configure(folder: HeadFolder) -> HeadConfig:
         raise ModelLoadError(f"{LAYERS} has model_type={model_type!r}: layers of '{LLAMA}' and '{QWEN3}' are supported")
     known = layer_values(layer)
     known["attention_bias"] |= "layers.0.self_attn.q_proj.bias" in names
-    if kind in (DFLASH, DSPARK):
+    if kind in FLASH_KINDS:
         known |= _block(values, layer, kind)
     else:
         has_default = kind == EAGLE and values.get(FEATURES) is None
@@ -131,6 +156,14 @@ def values(config: HeadConfig) -> dict[str, Any]:
         "sliding_window_non_causal": not config.causal_windows,
         "is_causal": config.causal,
     }
+    if config.kind == DFLASH2:
+        content |= selector_json(config)
+    if config.kind == XPRESS:
+        content |= {
+            "xpress_rank": config.markov_rank,
+            "xpress_mlp_ratio": config.refiner_width // config.markov_rank,
+            "num_jacobi_passes": config.block_size,
+        }
     if config.kind == DSPARK:
         content |= {
             "markov_rank": config.markov_rank,
@@ -142,7 +175,7 @@ def values(config: HeadConfig) -> dict[str, Any]:
 
 
 def _block(values: Values, layer: Values, kind: str) -> dict[str, Any]:
-    """Return the values of DFlash and DSpark."""
+    """Return the values of DFlash and its variants."""
     values.require(BLOCK_FEATURES, "mask_token_id", "block_size")
     block = {
         "features": values.layers(BLOCK_FEATURES),
@@ -150,10 +183,15 @@ def _block(values: Values, layer: Values, kind: str) -> dict[str, Any]:
         "anchor_predicts": values.flag("sample_from_anchor", default=kind == DSPARK),
         "windows": windows_of(layer),
         "causal": values.flag("is_causal"),  # of our own folders
-        "causal_windows": not values.flag("sliding_window_non_causal"),
+        "causal_windows": not values.flag("sliding_window_non_causal", default=kind == DFLASH2),
     }
     if kind == DFLASH:
         return block
+    if kind == DFLASH2:
+        return block | selector_values(values)
+    if kind == XPRESS:
+        rank = values.whole("xpress_rank", 256)
+        return block | {"markov_rank": rank, "refiner_width": rank * values.whole("xpress_mlp_ratio", 2)}
     has_confidence = values.flag("enable_confidence_head", default=True)
     return block | {
         "markov_rank": values.whole("markov_rank", 256),
