@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import itertools
 from pathlib import Path
@@ -14,14 +13,10 @@ import torch
 from draftree import LLM, SamplingParams
 from draftree.async_llm import AsyncLLM
 from draftree.cli.main import run
-from draftree.core.errors import ConfigurationError, UnsupportedModelError
-from draftree.loading.first_layers import load_first_layers
-from draftree.options import ModelOptions
 from draftree.serve.pool import ServedModel
-from draftree.serve.verify.layer_passes import require_divisible
 from dropin_samples import ours, padded, plain
 from families import fresh, prompts, transformers_greedy
-from native_samples import HYBRIDS, SIZES, in_c, native
+from native_samples import in_c, native
 from recurrent_samples import RECURRENT, recurrent_model, recurrent_peer
 from serving import HTTP, NAME, running_server
 from target_heads import head_folder
@@ -164,13 +159,3 @@ def test_native_texts_have_the_same_bits(family: str, kind: str, draft: str) -> 
         for _ in range(2):  # the second time from kept prefixes
             assert written(llm, PROMPTS, temperature=temperature) == wanted
         llm.forget()
-
-
-def test_recurrent_layers_are_not_divided_between_machines(tmp_path: Path) -> None:
-    fresh("lfm2", **(SIZES | HYBRIDS["lfm2"])).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModelError, match="has recurrent layers, which are not split"):
-        load_first_layers(ModelOptions(tmp_path, dtype="float32"), 2)
-    served = ServedModel(NAME, AsyncLLM(tmp_path))
-    with pytest.raises(ConfigurationError, match=r"cannot be divided: it has recurrent layers.*serve it without"):
-        asyncio.run(require_divisible([served], 2))
-    asyncio.run(served.llm.close())

@@ -30,7 +30,17 @@ from faulty import faulty
 from head_samples import head_config, random_head
 from operated import wait_for
 from serving import Running, running_server, tiny_tokenizer
-from split_devices import HIDDEN, LAYERS, SPLIT, rounded_text, save_split_model, split_device, split_server, whole_texts
+from split_devices import (
+    HIDDEN,
+    LAYERS,
+    SPLIT,
+    rounded_text,
+    save_split_model,
+    split_device,
+    split_server,
+    whole_llm,
+    whole_texts,
+)
 from verify_clients import PARAMS, PROMPTS, check_empty, connector, drop_sessions, service_of, texts_of
 
 FREE_PARAMS = [
@@ -78,6 +88,35 @@ def test_texts_equal_the_whole_model(server: Running, folder: Path, expected: li
         if draft is not None:
             latency = llm.model.link.latency
             assert latency.tokens > 1.05 * latency.rounds, "drafts are accepted"
+
+
+@pytest.mark.parametrize(
+    ("family", "kernels"), [("qwen3_5_text", "native"), ("qwen3_5_text", "torch"), ("lfm2", "native")]
+)
+def test_recurrent_layers_of_both_sides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, kernels: str
+) -> None:
+    """In batches, from cached prefixes, with trees, in several frames, and after the server lost its texts."""
+    monkeypatch.setattr(exchange, "MAX_ROWS", 5)
+    folder = save_split_model(tmp_path, family=family)
+    wanted = whole_texts(folder, PROMPTS, PARAMS, kernels=kernels)
+    with split_server(folder, kernels=kernels) as server:
+        for draft in DRAFTS[1:]:
+            with split_device(server, folder, draft, kernels=kernels, prefill_chunk_size=16, **planned(draft)) as llm:
+                assert texts_of(llm) == wanted, "together"
+                drops: list[Any] = []
+
+                def drop(update: Any, drops: list[Any] = drops) -> None:
+                    drops.append(update)
+                    if len(drops) == 2:
+                        drop_sessions(server)
+
+                for prompt, one, text in zip(PROMPTS, PARAMS, wanted, strict=True):
+                    assert list(llm.generate(prompt, one, on_update=drop)[0].token_ids) == text
+                several = SamplingParams(max_tokens=8, temperature=0.9, seed=6, n=2)
+                copies = whole_llm(folder, kernels).generate(PROMPTS[0], several)
+                assert [one.token_ids for one in llm.generate(PROMPTS[0], several)] == [one.token_ids for one in copies]
+                llm.engine.check_integrity()
 
 
 @pytest.mark.parametrize("draft", DRAFTS)

@@ -13,8 +13,8 @@ from test_verify_limits import Raw
 
 from draftree.remote.split import exchange
 from serving import Running
-from split_devices import SPLIT, split_device, whole_texts
-from verify_clients import PARAMS, PROMPTS, texts_of
+from split_devices import SPLIT, save_split_model, split_device, split_server, whole_texts
+from verify_clients import PARAMS, PROMPTS, service_of, texts_of
 
 HIDDEN, ROW = 64, 256
 
@@ -42,8 +42,8 @@ def raw(server: Running) -> Any:
     assert (
         found.send({"t": "begin", "id": 2, "text": 1, "limit": 20, "seed": 0, "params": {}, "ends": []})["t"] == "begun"
     )
-    assert found.send(rows([1, 0, None, 5, 1, data(5)], number=3))["t"] == "passed"
-    reply = found.send(rows([1, 5, [5, []], [0, 0, 1], 3, data(3)], number=4))
+    assert found.send(rows([1, 0, None, 5, 1, 0, data(5)], number=3))["t"] == "passed"
+    reply = found.send(rows([1, 5, [5, []], [0, 0, 1], 3, 0, data(3)], number=4))
     assert (reply["t"], len(reply["x"][0])) == ("passed", 3 * ROW)
     yield found
     found.close()
@@ -56,26 +56,26 @@ def rows(*each: list[Any], number: int = 5) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("message", "code", "text"),
     [
-        (rows([9, 0, None, 1, 1, data(1)]), "text_lost", "begin it again"),
-        (rows([1, 5, None, 2, 1, data(1)]), "bad_states", "2 rows of 64 states in float32 have 512 bytes"),
-        (rows([1, 5, None, 1, 1, data(1, float("nan"))]), "bad_states", "not finite"),
-        (rows([1, 5, None, 1, 1, data(1, float("inf"))]), "bad_states", "not finite"),
-        (rows([1, 6, None, 1, 1, data(1)]), "out_of_step", "has 5 tokens here"),
-        (rows([1, 4, None, 1, 1, data(1)]), "out_of_step", "has 5 tokens here"),
-        (rows([1, 6, [[2], []], 1, 1, data(1)]), "out_of_step", "none of its tree"),
-        (rows([1, 6, [[7], []], 1, 1, data(1)]), "out_of_step", "none of its tree"),
-        (rows([1, 6, [[0], [1]], 1, 1, data(1)]), "out_of_step", "none of its tree"),
-        (rows([1, 7, [[0], []], 1, 1, data(1)]), "out_of_step", "has 6 tokens here"),
-        (rows([1, 5, None, [9], 1, data(1)]), "bad_frame", "no tree"),
-        (rows([1, 5, None, [5], 1, data(1)]), "bad_frame", "no tree"),
-        (rows([1, 5, [[], []], 16, 1, data(16)]), "too_deep", "20 tokens"),
-        (rows([1, 5, None, 1025, 1, b""]), "too_many_nodes", "at most 1024"),
-        (rows([1, 5, None, 1, 1, data(1)], [1, 5, None, 1, 1, data(1)]), "bad_frame", "twice"),
-        (rows([1, 5, None, 1, 1, data(1)], [2, 5, None, 1, 1, data(1)]), "text_lost", "text 2"),
-        (rows([1, 5, None, 1, 1, data(1)]) | {"layers": []}, "bad_frame", "from 3 to 4"),
-        (rows([1, 5, None, 1, 1, data(1)]) | {"layers": [2]}, "bad_frame", "from 3 to 4"),
-        (rows([1, 5, None, 1, 1, data(1)]) | {"layers": [5]}, "bad_frame", "from 3 to 4"),
-        (rows([1, 5, None, 1, 1, data(1)]) | {"layers": [4, 4]}, "bad_frame", "different"),
+        (rows([9, 0, None, 1, 1, 0, data(1)]), "text_lost", "begin it again"),
+        (rows([1, 5, None, 2, 1, 0, data(1)]), "bad_states", "2 rows of 64 states in float32 have 512 bytes"),
+        (rows([1, 5, None, 1, 1, 0, data(1, float("nan"))]), "bad_states", "not finite"),
+        (rows([1, 5, None, 1, 1, 0, data(1, float("inf"))]), "bad_states", "not finite"),
+        (rows([1, 6, None, 1, 1, 0, data(1)]), "out_of_step", "has 5 tokens here"),
+        (rows([1, 4, None, 1, 1, 0, data(1)]), "out_of_step", "has 5 tokens here"),
+        (rows([1, 6, [[2], []], 1, 1, 0, data(1)]), "out_of_step", "none of its tree"),
+        (rows([1, 6, [[7], []], 1, 1, 0, data(1)]), "out_of_step", "none of its tree"),
+        (rows([1, 6, [[0], [1]], 1, 1, 0, data(1)]), "out_of_step", "none of its tree"),
+        (rows([1, 7, [[0], []], 1, 1, 0, data(1)]), "out_of_step", "has 6 tokens here"),
+        (rows([1, 5, None, [9], 1, 0, data(1)]), "bad_frame", "no tree"),
+        (rows([1, 5, None, [5], 1, 0, data(1)]), "bad_frame", "no tree"),
+        (rows([1, 5, [[], []], 16, 1, 0, data(16)]), "too_deep", "20 tokens"),
+        (rows([1, 5, None, 1025, 1, 0, b""]), "too_many_nodes", "at most 1024"),
+        (rows([1, 5, None, 1, 1, 0, data(1)], [1, 5, None, 1, 1, 0, data(1)]), "bad_frame", "twice"),
+        (rows([1, 5, None, 1, 1, 0, data(1)], [2, 5, None, 1, 1, 0, data(1)]), "text_lost", "text 2"),
+        (rows([1, 5, None, 1, 1, 0, data(1)]) | {"layers": []}, "bad_frame", "from 3 to 4"),
+        (rows([1, 5, None, 1, 1, 0, data(1)]) | {"layers": [2]}, "bad_frame", "from 3 to 4"),
+        (rows([1, 5, None, 1, 1, 0, data(1)]) | {"layers": [5]}, "bad_frame", "from 3 to 4"),
+        (rows([1, 5, None, 1, 1, 0, data(1)]) | {"layers": [4, 4]}, "bad_frame", "different"),
         ({"t": "rows", "id": 5, "x": [], "layers": [4]}, "bad_frame", "1 to 256 texts"),
         (
             {"t": "begin", "id": 5, "text": 1, "limit": 20, "seed": 0, "params": {}, "ends": []},
@@ -103,10 +103,33 @@ def test_wrong_frames_are_refused_and_change_nothing(raw: Raw, message: Any, cod
     assert code is None or reply["code"] == code
     assert text in reply["message"]
     number = 6 if reply["id"] == 5 else 5
-    good = rows([1, 7, [[0, 2], []], 2, 2, data(2)], number=number)
+    good = rows([1, 7, [[0, 2], []], 2, 2, 0, data(2)], number=number)
     first = raw.send(good)
     assert first["t"] == "passed"
     assert raw.send(good) == first, "a repeated frame is answered from memory"
+
+
+def test_states_are_not_cut_and_move_over_settled_nodes(tmp_path: Path) -> None:
+    with split_server(save_split_model(tmp_path, family="lfm2")) as server:
+        found = Raw(server)
+        found.begin()
+        assert found.send({"t": "join", "id": 1, "split": SPLIT, "states": None, "picks": None})["recurrent"] is True
+        begin = {"t": "begin", "id": 2, "text": 1, "limit": 20, "seed": 0, "params": {}, "ends": []}
+        assert found.send(begin)["t"] == "begun"
+        assert found.send(rows([1, 0, None, 5, 0, 4, data(5)], number=3))["t"] == "passed"
+        for number, row, code, text in (
+            (4, [1, 3, [[0, 1, 2], []], 1, 1, 0, data(1)], "out_of_step", "not cut"),
+            (5, [1, 3, [[0, 1, 2, 3], []], 1, 1, 0, data(1)], "out_of_step", "not cut"),
+            (6, [1, 4, [[0, 1, 2, 3], [4]], 1, 1, 1, data(1)], "bad_frame", "follow a tree"),
+            (7, [1, 4, [[0, 1, 2, 3], []], [0, 0], 1, 2, data(2)], "bad_frame", "no chain"),
+        ):
+            refused = found.send(rows(row, number=number))
+            assert (refused["code"], text in refused["message"]) == (code, True)
+        good = found.send(rows([1, 4, [[0, 1, 2, 3], []], 2, 2, 1, data(2)], number=7))
+        assert (good["t"], len(good["x"][0])) == ("passed", 2 * ROW)
+        ((passes, _, _),) = service_of(server).layers._passes.values()
+        assert passes.num_passes == 2
+        found.close()
 
 
 def test_sessions_have_to_join_first(server: Running) -> None:
@@ -114,7 +137,7 @@ def test_sessions_have_to_join_first(server: Running) -> None:
     found.begin()
     for kind, more in (
         ("begin", {"text": 1, "limit": 5, "seed": 0, "params": {}, "ends": []}),
-        ("rows", {"x": [[1, 0, None, 0, 0, b""]], "layers": []}),
+        ("rows", {"x": [[1, 0, None, 0, 0, 0, b""]], "layers": []}),
     ):
         reply = found.send({"t": kind, "id": 1 if kind == "begin" else 2, **more})
         assert "join first" in reply["message"]
@@ -130,7 +153,7 @@ def test_sessions_have_to_join_first(server: Running) -> None:
         assert opened["t"] == "begun"
     full = found.send({"t": "begin", "id": 15, "text": 99, "limit": 20, "seed": 0, "params": {}, "ends": []})
     assert full["code"] == "too_many_texts"
-    picks = found.send(rows([1, 0, None, 3, 2, data(3)], number=16) | {"layers": []})["x"][0]
+    picks = found.send(rows([1, 0, None, 3, 2, 0, data(3)], number=16) | {"layers": []})["x"][0]
     assert len(picks) == 2
     assert all(isinstance(pick, int) for pick in picks)
     assert found.send({"t": "close", "id": 17, "texts": [1, 2, 77]})["t"] == "closed"
@@ -188,8 +211,8 @@ def test_random_frames_never_hurt_other_devices(server: Running, folder: Path) -
     good = [
         {"t": "join", "id": 1, "split": SPLIT, "states": "float32", "picks": "device"},
         {"t": "begin", "id": 2, "text": 1, "limit": 20, "seed": 0, "params": {}, "ends": []},
-        rows([1, 0, None, 5, 1, data(5)], number=3),
-        rows([1, 5, [5, []], [0, 0, 1], 3, data(3)], number=4),
+        rows([1, 0, None, 5, 1, 0, data(5)], number=3),
+        rows([1, 5, [5, []], [0, 0, 1], 3, 0, data(3)], number=4),
         {"t": "close", "id": 5, "texts": [1]},
     ]
     odd = [None, -1, 0, 2**64 - 1, float("nan"), "x" * 300, b"", b"\x7f" * 64, [], {}, [[[]]], True, [2**40] * 7]

@@ -30,11 +30,25 @@ LAYERS, SPLIT, HIDDEN = 4, 2, 64
 SPLIT_SETTINGS = VerifySettings(split=SPLIT)
 
 
-def split_model(seed: int = 1) -> Any:
+RECURRENT: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": {
+        "head_dim": 16,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+    },
+    "lfm2": {"layer_types": ["full_attention", "full_attention", "conv", "conv"], "block_multiple_of": 32},
+}
+"""Families with recurrent layers on both sides of the split, and on the server's only."""
+
+
+def split_model(seed: int = 1, family: str = "llama") -> Any:
     """A random model of four layers, whose passes can run in C."""
     tokenizer = tiny_tokenizer()
     config = AutoConfig.for_model(
-        "llama",
+        family,
         vocab_size=len(tokenizer),
         hidden_size=HIDDEN,
         num_hidden_layers=LAYERS,
@@ -46,6 +60,7 @@ def split_model(seed: int = 1) -> Any:
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=None,
+        **RECURRENT.get(family, {}),
     )
     model = AutoModelForCausalLM.from_config(config)
     generator = torch.Generator().manual_seed(seed)
@@ -57,8 +72,8 @@ def split_model(seed: int = 1) -> Any:
     return model.eval()
 
 
-def save_split_model(folder: Path, seed: int = 1) -> Path:
-    split_model(seed).save_pretrained(folder)
+def save_split_model(folder: Path, seed: int = 1, family: str = "llama") -> Path:
+    split_model(seed, family).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
 

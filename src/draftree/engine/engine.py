@@ -108,6 +108,11 @@ class Engine:
         """Tokens for which one slot has memory, those of a source included; None if tokens take no memory."""
         return self._budget.longest
 
+    @property
+    def max_nodes(self) -> int:
+        """Drafted tokens of one sequence for which there is memory."""
+        return self._budget.max_nodes
+
     def num_slots(self, length: int) -> int:
         """Slots of this many tokens, prompt and text, that fit into the memory for sequences."""
         return self._budget.num_slots(length)

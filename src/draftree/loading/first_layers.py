@@ -152,9 +152,5 @@ def _slotted(model: Any, name: str) -> SlottedModel:
         raise UnsupportedModelError(
             f"model '{name}' keeps its own cache, so its layers cannot be divided: send tokens, without split"
         )
-    if model.footprint.state:
-        raise UnsupportedModelError(
-            f"model '{name}' has recurrent layers, which are not split from others: send tokens, without split"
-        )
     model.require_capture((model.num_layers,))
     return model

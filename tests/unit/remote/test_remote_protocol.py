@@ -124,9 +124,9 @@ def sent_rows(draw: st.DrawFn) -> SentRows:
         parents = tuple(range(-1, count - 1))
     path, keep = (tuple(draw(st.lists(st.integers(0, 30), max_size=9))) for _ in range(2))
     edit = draw(st.sampled_from([None, RowsEdit(()), RowsEdit(tuple(range(5))), RowsEdit(path, keep)]))
-    return SentRows(
-        draw(st.integers(0, 9)), draw(st.integers(0, 999)), edit, parents, draw(st.integers(0, count)), b"ab"
-    )
+    chain = next((node for node, parent in enumerate(parents) if parent != node - 1), count)
+    wanted, settled = draw(st.integers(0, count)), draw(st.integers(0, chain))
+    return SentRows(draw(st.integers(0, 9)), draw(st.integers(0, 999)), edit, parents, wanted, settled, b"ab")
 
 
 @given(sent_rows())
@@ -138,7 +138,7 @@ def test_rows_survive_a_frame(rows: SentRows) -> None:
 
 
 def test_a_chain_costs_few_bytes_besides_its_states() -> None:
-    rows = SentRows(3, 400, RowsEdit(tuple(range(6))), tuple(range(-1, 7)), 8, b"x" * 100)
+    rows = SentRows(3, 400, RowsEdit(tuple(range(6))), tuple(range(-1, 7)), 8, 0, b"x" * 100)
     assert len(encode({"t": "rows", "id": 3, "x": [pack_rows(rows)], "layers": [30]})) < 100 + 40
 
 
@@ -147,7 +147,7 @@ def test_any_values_of_a_split_are_read_or_refused(value: Any, kind: str, data: 
     good = {
         "join": {"id": 1, "split": 2, "states": "int8", "picks": "device"},
         "begin": {"id": 1, "text": 2, "limit": 3, "seed": 4, "params": {}, "ends": []},
-        "rows": {"id": 1, "x": [[1, 0, None, 2, 1, b""]], "layers": [4]},
+        "rows": {"id": 1, "x": [[1, 0, None, 2, 1, 0, b""]], "layers": [4]},
     }[kind]
     read_request(encode({"t": kind, **good}), more=SPLIT_REQUESTS)
     field = data.draw(st.sampled_from(sorted(good)))
@@ -170,12 +170,13 @@ def test_any_rows_are_read_or_refused(value: Any) -> None:
 @pytest.mark.parametrize(
     ("rows", "text"),
     [
-        ([1, 0, None, 2, 3, b""], "2 nodes were sent"),
-        ([1, 0, None, 2, 1, "text"], "must be bytes"),
-        ([1, 0, [1], 2, 1, b""], "list of 2 values"),
-        ([1, 0, None, -1, 0, b""], "whole numbers"),
-        ([1, 0, None, True, 0, b""], "whole numbers"),
-        ([1, 0, None, 2**20, 0, b""], "whole numbers"),
+        ([1, 0, None, 2, 3, 0, b""], "has 2 nodes, of which 3"),
+        ([1, 0, None, [0, 0], 0, 2, b""], "the first nodes are no chain"),
+        ([1, 0, None, 2, 1, 0, "text"], "must be bytes"),
+        ([1, 0, [1], 2, 1, 0, b""], "list of 2 values"),
+        ([1, 0, None, -1, 0, 0, b""], "whole numbers"),
+        ([1, 0, None, True, 0, 0, b""], "whole numbers"),
+        ([1, 0, None, 2**20, 0, 0, b""], "whole numbers"),
     ],
 )
 def test_wrong_rows_are_refused(rows: list[Any], text: str) -> None:
@@ -183,7 +184,7 @@ def test_wrong_rows_are_refused(rows: list[Any], text: str) -> None:
         read_request(encode({"t": "rows", "id": 1, "x": [rows], "layers": []}), more=SPLIT_REQUESTS)
     with pytest.raises(FrameError, match="twice"):
         read_request(
-            encode({"t": "rows", "id": 1, "x": [[1, 0, None, 2, 1, b""]] * 2, "layers": []}), more=SPLIT_REQUESTS
+            encode({"t": "rows", "id": 1, "x": [[1, 0, None, 2, 1, 0, b""]] * 2, "layers": []}), more=SPLIT_REQUESTS
         )
 
 

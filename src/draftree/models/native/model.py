@@ -160,7 +160,8 @@ class NativeModel(SlottedModel):
         if states is None:
             return run()
         is_partial = layer_range.part is not None
-        keeps = not is_partial and (layer_range.first, layer_range.end) == (0, self.num_layers)
+        # whole passes start at a later layer only if the earlier ones run elsewhere
+        keeps = not is_partial and layer_range.end == self.num_layers
         settled = [0 if is_partial else job.settled for job in jobs]
         steps = states.plan(slots, nodes, settled, keeps=keeps, is_partial=is_partial)
         output = run(states=states, steps=steps)

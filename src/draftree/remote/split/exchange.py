@@ -51,6 +51,7 @@ class SplitSlot(Slot):
         self.nodes: list[int] = []  # for each tentative node its node in the local slot
         self.packed: list[bytes] = []  # packed states of the tentative nodes
         self.edit: RowsEdit | None = None  # of the server's slot, not sent yet; None for none
+        self.ahead = 0  # first tentative nodes, all settled, that are in the server's prefix already
         # nodes of the last pass before its root, until they are committed; None after a pass of a prompt only
         self.num_read: int | None = None
         self._places: dict[tuple[int, int], int] = {}
@@ -261,6 +262,7 @@ class Exchange:
     Attributes:
         num_layers: layers of the whole model.
         probe: states of the server to compare with.
+        is_recurrent: whether the server's layers have states, which it cannot cut.
         keeps: whether the server says that its states are unchanged by the format.
     """
 
@@ -275,6 +277,7 @@ class Exchange:
         if not isinstance(hidden, int) or not isinstance(layers, int) or not address.split < layers:
             raise FrameError("the server's reply to 'join' has no sizes")
         self.probe, self.num_layers, self.keeps = Probe.read(reply, hidden), layers, bool(reply.get("lossless"))
+        self.is_recurrent = bool(reply.get("recurrent"))
         self.format = StateFormat(address.states, hidden)  # of states in both directions
         self._last = [layers] if address.picks == "device" else []
         self._rows = max(1, min(MAX_ROWS, (MAX_FRAME_BYTES - SPARE_BYTES) // self.format.row_bytes))
@@ -318,8 +321,8 @@ class Exchange:
             reply = self.link.request(
                 {"t": "rows", "x": [pack_rows(rows) for _, rows in frame], "layers": list(layers)}
             )
-            for turn, _ in frame:
-                turn.slot.edit = None
+            for turn, rows in frame:
+                turn.slot.edit, turn.slot.ahead = None, rows.length - turn.slot.length
             results = results_of(reply)
             if len(results) != len(frame):
                 raise RefusedError("the server's reply has another number of texts than the request", code="bad_reply")
@@ -358,34 +361,43 @@ class Exchange:
         self.link.request(
             {"t": "begin", "text": self._texts, "limit": limit, "seed": seed, "params": params, "ends": ends}
         )
-        slot.text, slot.was_open, slot.edit, slot.limit = self._texts, True, None, limit
+        slot.text, slot.was_open, slot.edit, slot.ahead, slot.limit = self._texts, True, None, 0, limit
         start = 0
         while start < slot.length:
             count = min(self._rows, slot.length - start)
             data = slot.rows(start, start + count)
-            rows = SentRows(slot.text, start, slot.edit, tuple(range(-1, count - 1)), 0, data)
+            rows = SentRows(slot.text, start, slot.edit, tuple(range(-1, count - 1)), 0, count, data)
             self.link.request({"t": "rows", "x": [pack_rows(rows)], "layers": self._last})
             slot.edit = RowsEdit(tuple(range(count)))
             start += count
         return len(slot.parents)
 
     def _frames(self, turns: Sequence[Turn], kept: dict[int, int]) -> Iterator[list[tuple[Turn, SentRows]]]:
-        """Divide nodes into frames; a text that does not fit into one goes on in the next."""
+        """Divide nodes into frames; a text that does not fit into one goes on in the next.
+
+        Settled nodes of a frame are in the server's prefix before those of the next one follow.
+        """
         frame: list[tuple[Turn, SentRows]] = []
         room = self._rows
         for turn in turns:
             slot, again = turn.slot, kept.get(id(turn), 0)
             parents = [*slot.parents[:again], *turn.job.parents]
             data = b"".join([*slot.packed[:again], turn.packed.tobytes()])
+            settled = 0 if slot.parents else turn.job.settled
+            edit, ahead = slot.edit, slot.ahead
+            if edit is not None:
+                edit, ahead = edit.after(ahead), 0
             start, size = 0, self.format.row_bytes
             while start < len(parents) or not parents:
                 count = min(room, len(parents) - start)
                 stop = start + count
                 wanted = max(0, min(count, stop - (len(parents) - turn.wanted)))
-                edit = slot.edit if start == 0 else None
-                part = data[start * size : stop * size]
-                frame.append((turn, SentRows(slot.text, slot.length, edit, tuple(parents[start:stop]), wanted, part)))
-                start, room = stop, room - count
+                if 0 < start <= settled:
+                    edit, ahead = RowsEdit(tuple(range(start - ahead))), start
+                above = tuple(max(ROOT, parent - ahead) for parent in parents[start:stop])
+                part, certain = data[start * size : stop * size], max(0, min(count, settled - start))
+                frame.append((turn, SentRows(slot.text, slot.length + ahead, edit, above, wanted, certain, part)))
+                edit, start, room = None, stop, room - count
                 if not room or start < len(parents):
                     yield frame
                     frame, room = [], self._rows

@@ -46,6 +46,10 @@ class RowsEdit:
     path: tuple[int, ...]  # tentative nodes that become prefix, from the prefix down
     keep: tuple[int, ...] = ()  # nodes that stay tentative, ascending; all others are dropped
 
+    def after(self, count: int) -> RowsEdit:
+        """Return the edit of a slot whose first `count` nodes, the beginning of the path, are in the prefix already."""
+        return RowsEdit(tuple(node - count for node in self.path[count:]), tuple(node - count for node in self.keep))
+
 
 @dataclass(frozen=True, slots=True)
 class SentRows:
@@ -56,6 +60,7 @@ class SentRows:
     edit: RowsEdit | None  # of the slot; None for none
     parents: tuple[int, ...]  # for each node the tentative node before it, or ROOT
     wanted: int  # how many of the last nodes have results
+    settled: int  # how many of the first nodes belong to the text whatever is accepted: a chain without a tree before
     data: bytes  # packed states of the nodes
 
 
@@ -63,21 +68,28 @@ def pack_rows(rows: SentRows) -> list[Any]:
     """Return nodes as plain values; a chain without parents."""
     edit = None if rows.edit is None else [pack_run(rows.edit.path), list(rows.edit.keep)]
     parents = len(rows.parents) if is_chain(rows.parents) else [parent + 1 for parent in rows.parents]
-    return [rows.text, rows.length, edit, parents, rows.wanted, rows.data]
+    return [rows.text, rows.length, edit, parents, rows.wanted, rows.settled, rows.data]
 
 
 def unpack_rows(name: str, value: Any) -> SentRows:
-    text, length, edit, parents, wanted, data = read_values(name, value, 6)
+    text, length, edit, parents, *counts, data = read_values(name, value, 7)
     above = read_run(f"{name}.parents", parents)
     above = tuple(parent - 1 for parent in above)
     if not isinstance(data, bytes):
         raise FrameError(f"'{name}.data' must be bytes")
-    if read_number(f"{name}.wanted", wanted) > len(above):
-        raise FrameError(f"'{name}.wanted' is {wanted}, and {len(above)} nodes were sent")
+    wanted, settled = (read_number(f"{name}.{what}", count) for what, count in zip(COUNTS, counts, strict=True))
+    if max(wanted, settled) > len(above):
+        raise FrameError(f"'{name}' has {len(above)} nodes, of which {wanted} have results and {settled} are settled")
+    if not is_chain(above[:settled]):
+        raise FrameError(f"'{name}.settled' is {settled}, and the first nodes are no chain")
     if edit is not None:
         path, keep = read_values(f"{name}.edit", edit, 2)
         edit = RowsEdit(read_run(f"{name}.path", path), read_numbers(f"{name}.keep", keep))
-    return SentRows(read_number(f"{name}.text", text), read_number(f"{name}.length", length), edit, above, wanted, data)
+    number, before = read_number(f"{name}.text", text), read_number(f"{name}.length", length)
+    return SentRows(number, before, edit, above, wanted, settled, data)
+
+
+COUNTS = ("wanted", "settled")
 
 
 def probe_tokens(vocab: int) -> Sequence[int]:

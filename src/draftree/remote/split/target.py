@@ -75,7 +75,6 @@ class SplitModel(LanguageModel):
         self.is_exact = welcome.is_exact and local.is_exact
         self.max_open = welcome.texts
         self.applies_controls = address.picks == "server"
-        self._nodes = welcome.nodes
         self._exchange = Exchange(link, address, limit=self.max_length)
         self.num_layers = self._exchange.num_layers
         kind = self._exchange.format
@@ -127,6 +126,10 @@ class SplitModel(LanguageModel):
         slot = SplitSlot(local, self._exchange.format.row_bytes, request)
         self._exchange.slots[slot.id] = slot
         return slot
+
+    def cut_length(self, slot: Slot, length: int) -> int:
+        """Return where the device's part can be cut; the server's begins again with the prefix's states."""
+        return self.local.cut_length(split_slot(slot).local, length)
 
     def opener(self, request: SlotRequest) -> Callable[[], Slot] | None:
         if not self.applies_controls:
@@ -190,7 +193,9 @@ class SplitModel(LanguageModel):
             if missing:
                 known = [*slot.nodes, *nodes]
                 above = [ROOT if job.parents[place] == ROOT else known[job.parents[place]] for place in missing]
-                late.append((slot, Extend(slot.local, [job.tokens[place] for place in missing], above, logits_at=())))
+                tokens = [job.tokens[place] for place in missing]
+                settled = 0 if slot.local.num_tentative else job.settled
+                late.append((slot, Extend(slot.local, tokens, above, logits_at=(), settled=settled)))
         below: dict[int, Tensor] = {}
         if late:
             result = self.local.run(Pass([extend for _, extend in late], capture=(*lower, self.split)))
@@ -228,7 +233,8 @@ class SplitModel(LanguageModel):
         self.require_part(pass_.layers)
         slots = [split_slot(job.slot) for job in pass_.jobs]
         assert not any(slot.parents for slot in slots), "a slot with partial nodes has no tentative tree"
-        jobs = [replace(job, slot=slot.local) for job, slot in zip(pass_.jobs, slots, strict=True)]
+        # the next whole pass may follow another draft
+        jobs = [replace(job, slot=slot.local, settled=0) for job, slot in zip(pass_.jobs, slots, strict=True)]
         result = self.local.run(Pass(jobs, capture=(self.split,)))
         for index, (job, slot) in enumerate(zip(jobs, slots, strict=True)):
             slot.note_local(job.tokens, job.parents, result.hidden_of(index)[:, 0])
@@ -262,6 +268,8 @@ class SplitModel(LanguageModel):
                     self.local.commit(slot.local, *slot.commit(path, keep))
                 case Truncate(_, length):
                     slot.truncate(length)
+                    if self._exchange.is_recurrent:
+                        self._exchange.end(slot)
                     self.local.truncate(slot.local, length)
                 case Fork(_, length):
                     if self.applies_controls:

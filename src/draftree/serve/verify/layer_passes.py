@@ -41,8 +41,6 @@ async def probe_of(model: ServedModel, split: int) -> tuple[SlottedModel, Probe]
     undivided = f"the layers of model '{model.name}' cannot be divided"
     if not isinstance(target, SlottedModel):
         raise ConfigurationError(f"{undivided}: it keeps its own cache")
-    if target.footprint.state:
-        raise ConfigurationError(f"{undivided}: it has recurrent layers, whose states follow tokens that are sent")
     if target.streams_weights:
         raise ConfigurationError(f"{undivided}: offload reads them from a file")
     if split >= target.num_layers:
@@ -75,6 +73,7 @@ class LayerText:
     controls: Controls | None
     used: float
     slot: KVSlot | None = None
+    settled: int = 0  # first tentative nodes, with which the next path begins
     is_closed: bool = False
 
 
@@ -92,7 +91,8 @@ class Work:
     """New nodes of one text in a pass.
 
     `edit` is of the slot before the pass, `length` counts the committed tokens after it; `states` has shape (nodes,
-    hidden), and the last `wanted` nodes have results. It waits `since` a time in seconds for its `answer`.
+    hidden), the first `settled` nodes belong to the text, and the last `wanted` ones have results. It waits `since` a
+    time in seconds for its `answer`.
     """
 
     text: LayerText
@@ -101,6 +101,7 @@ class Work:
     parents: tuple[int, ...]
     states: Tensor
     wanted: int
+    settled: int
     format: StateFormat
     layers: tuple[int, ...]
     since: float
@@ -169,7 +170,8 @@ class LayerPasses:
         except Exception as error:
             logger.warning("a pass over states of %d texts raised %r", len(batch), error)
             for work, num_kept in zip(batch, kept, strict=True):
-                self._try_again(work, error, may=len(batch) > 1 and not num_kept)
+                can_cut = self._model.cut_length(work.slot, work.slot.length) == work.slot.length
+                self._try_again(work, error, may=len(batch) > 1 and not num_kept and can_cut)
 
     def _try_again(self, work: Work, error: Exception, *, may: bool) -> None:
         if may:
@@ -200,6 +202,7 @@ class LayerPasses:
                 logits_at=()
                 if work.text.controls is None
                 else range(len(work.parents) - work.wanted, len(work.parents)),
+                settled=work.settled,
             )
             for work in running
         ]

@@ -76,7 +76,7 @@ class LayerService:
         passes, target, probe = self._passes[model.name]
         texts = LayerTexts(passes, target, StateFormat(kind, probe.hidden), picks == "server")
         session.layers = texts
-        facts = {"split": split, "layers": target.num_layers, "hidden": probe.hidden}
+        facts = {"split": split, "layers": target.num_layers, "hidden": probe.hidden, "recurrent": has_states(target)}
         return {"t": "joined", **facts, **probe.fields(texts.format)}
 
     async def begin(self, session: Session, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,7 +113,8 @@ class LayerService:
         """Run the later layers over new nodes, all texts of a frame in one pass."""
         texts, sent = _joined(session), message["x"]
         layers = self._layers(texts, message["layers"])
-        works = [self._work(texts, rows, layers) for rows in sent]
+        most_drafted = session.model.llm.llm.engine.max_nodes
+        works = [self._work(texts, rows, layers, most_drafted) for rows in sent]
         self.counts["rows"] += sum(len(rows.parents) for rows in sent)
         try:
             answers = await texts.passes.run(works)
@@ -141,14 +142,18 @@ class LayerService:
             raise FrameError(f"states of 1 to {MAX_LAYERS} different layers from {first + 1} to {last} can be returned")
         return layers
 
-    def _work(self, texts: LayerTexts, rows: SentRows, layers: tuple[int, ...]) -> Work:
+    def _work(self, texts: LayerTexts, rows: SentRows, layers: tuple[int, ...], most_drafted: int) -> Work:
         text = texts.texts.get(rows.text)
         if text is None:
             raise FrameError(f"there is no open text {rows.text}: begin it again", code="text_lost")
         text.used = self._clock()
-        kept = _after_edit(text.slot or KVSlot(CLOSED), rows)
-        if len(rows.parents) + len(kept) > MAX_NODES:
-            raise FrameError(f"{len(rows.parents)} nodes were sent: at most {MAX_NODES} fit", code="too_many_nodes")
+        settled = text.settled if has_states(texts.target) else None
+        kept = _after_edit(text.slot or KVSlot(CLOSED), rows, settled=settled)
+        if rows.settled and kept:
+            raise FrameError(f"settled nodes of text {rows.text} follow a tree: only those after the prefix can be")
+        most = min(MAX_NODES, rows.settled + 1 + most_drafted)
+        if len(rows.parents) + len(kept) > most:
+            raise FrameError(f"{len(rows.parents)} nodes were sent: at most {most} fit", code="too_many_nodes")
         tree = [*kept, *rows.parents]
         if any(not ROOT <= parent < node for node, parent in enumerate(tree)):
             raise FrameError(
@@ -161,8 +166,10 @@ class LayerService:
         if text.controls is not None and rows.wanted > 1 + self._settings.max_nodes:
             raise FrameError(f"picks of {rows.wanted} nodes are wanted: at most {1 + self._settings.max_nodes}")
         states = texts.format.unpack(rows.data, len(rows.parents))
+        text.settled = rows.settled if rows.settled or rows.edit is not None else text.settled
         return Work(
-            text, rows.edit, rows.length, rows.parents, states, rows.wanted, texts.format, layers, since=self._clock()
+            *(text, rows.edit, rows.length, rows.parents, states, rows.wanted, rows.settled, texts.format, layers),
+            since=self._clock(),
         )
 
     async def end(self, session: Session, numbers: Sequence[int] | None = None) -> int:
@@ -194,13 +201,24 @@ def _joined(session: Session) -> LayerTexts:
     return session.layers
 
 
-def _after_edit(slot: KVSlot, rows: SentRows) -> list[int]:
-    """Return the parents of the tentative nodes that an edit keeps, after checks."""
+def has_states(target: SlottedModel) -> bool:
+    """Return whether a model has recurrent layers, whose states cannot be cut."""
+    return target.footprint.state > 0
+
+
+def _after_edit(slot: KVSlot, rows: SentRows, *, settled: int | None) -> list[int]:
+    """Return the parents of the tentative nodes that an edit keeps, after checks.
+
+    `settled`: number of first nodes that a path has to begin with; None if the prefix can be cut instead.
+    """
     path, keep = (rows.edit.path, rows.edit.keep) if rows.edit is not None else ((), ())
     root = path[-1] if path else ROOT
     if not is_path(slot.parents, path) or not is_rooted(slot.parents, keep, root):
         raise FrameError(f"the edit of text {rows.text} is none of its tree", code="out_of_step")
     base = slot.length + len(path)
+    is_cut = rows.length < base or (rows.edit is not None and path[: settled or 0] != tuple(range(settled or 0)))
+    if settled is not None and is_cut:
+        raise FrameError(f"text {rows.text} has states, which are not cut: begin it again", code="out_of_step")
     if rows.length > base or (rows.edit is None and rows.length < base):
         raise FrameError(
             f"text {rows.text} has {base} tokens here, and the nodes follow {rows.length}: begin it again",
