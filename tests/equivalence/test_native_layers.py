@@ -186,8 +186,7 @@ def test_norms_of_single_heads_with_mean_and_bias() -> None:
 @pytest.mark.parametrize(
     ("family", "others", "reason"),
     [
-        ("mixtral", {}, "a model with experts"),
-        ("opt", AFTER, "norms after its sublayers, is not divided"),
+        ("opt", AFTER, "norms after its sublayers is not divided"),
         ("olmo2", {}, "all heads together"),
     ],
 )

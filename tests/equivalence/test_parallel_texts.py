@@ -53,7 +53,16 @@ STATES = ("qwen3_5_text", "olmo_hybrid")
 WIDER: dict[str, dict[str, Any]] = {
     "bamba": {"mamba_n_groups": 1, "mamba_n_heads": 6},
     "nemotron_h": {"mamba_num_heads": 6},
+    "granitemoehybrid": {"mamba_n_heads": 6},
 }
+
+SPARSE: dict[str, dict[str, Any]] = {
+    "qwen3_next": {"dtype": "bfloat16", "quantization": "int4"},
+    "granitemoehybrid": {"dtype": "bfloat16", "quantization": "int8"},
+    "nemotron_h-experts": {"dtype": "float32"},
+    "gpt_oss": {"dtype": "bfloat16"},
+}
+"""Experts, some with a shared one, beside delta nets and Mamba2; with biases and sinks."""
 
 through_torch = pytest.mark.skipif(
     find_spec("accelerate") is None, reason="transformers needs accelerate to divide a model: the extra parallel"
@@ -81,7 +90,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for family in STATES:
         fresh(family, **RECURRENT[family]).save_pretrained(where / family)
     for family, others in (FAMILIES | HYBRIDS).items():
-        if family not in NATIVE | HYBRID:
+        if family not in NATIVE | HYBRID | SPARSE:
             continue
         heads = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3}
         sizes = SIZES | others | heads | WIDER.get(family, {})
@@ -151,7 +160,7 @@ def test_stages_of_tensor_parallel_layers(saved: Path, tmp_path: Path) -> None:
     require_same(jobs, run(4, tmp_path, jobs))
 
 
-@pytest.mark.parametrize("families", [NATIVE, HYBRID], ids=["attention", "states"])
+@pytest.mark.parametrize("families", [NATIVE, HYBRID, SPARSE], ids=["attention", "states", "experts"])
 @pytest.mark.parametrize("size", [2, 3])
 def test_bits_of_native_kernels_are_those_of_one_process(
     saved: Path, tmp_path: Path, size: int, families: dict[str, dict[str, Any]]

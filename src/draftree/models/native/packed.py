@@ -33,17 +33,26 @@ from draftree.weights.gguf_file import KINDS
 
 
 def packed_experts(
-    plan: ExpertsBlueprint, pack: Callable[..., CLinear], router_format: int, *, is_gated: bool
+    plan: ExpertsBlueprint,
+    pack: Callable[..., CLinear],
+    router_format: int,
+    *,
+    is_gated: bool,
+    share: Share | None = None,
 ) -> tuple[CExperts, tuple[Any, Any]]:
     """Return the structure of a layer's experts, whose router is never quantized, and the arrays it points to."""
     router = pack(plan.unquantized, kind=router_format, is_one=True, release=False)
     first, last = [], []
+
+    def add(gate_up: Sequence[LinearBlueprint], down: LinearBlueprint) -> None:
+        start, hidden = (0, 0) if share is None else (share.columns(down.inputs).start, share.hidden.start)
+        first.append(pack(gate_up, in_turns=is_gated, first_output=start, release=False))
+        last.append(pack([down], first_output=hidden, release=False))
+
     for expert in range(plan.count):
-        first.append(pack([replace(plan.gate_up, expert=expert)], in_turns=is_gated, release=False))
-        last.append(pack([replace(plan.down, expert=expert)], release=False))
+        add([replace(plan.gate_up, expert=expert)], replace(plan.down, expert=expert))
     if plan.shared_down is not None:
-        first.append(pack(plan.shared_gate_up, in_turns=is_gated, release=False))
-        last.append(pack([plan.shared_down], release=False))
+        add(plan.shared_gate_up, plan.shared_down)
     gate_up, down = (CLinear * len(first))(*first), (CLinear * len(last))(*last)
     experts = CExperts(
         router=router,
@@ -250,7 +259,11 @@ class PackedWeights:
             packed.source_scaling = layer.source.scaling
         if layer.experts is not None:
             experts, arrays = packed_experts(
-                layer.experts, self._linear, FORMATS[self._blueprint.dtype], is_gated=self._blueprint.is_gated
+                layer.experts,
+                self._linear,
+                FORMATS[self._blueprint.dtype],
+                is_gated=self._blueprint.is_gated,
+                share=self._share,
             )
             if layer.experts.choice_bias is not None:
                 bias = self._weights.get(layer.experts.choice_bias).to(torch.float32, copy=True).contiguous()

@@ -24,6 +24,7 @@ from draftree.core.errors import ConfigurationError, ModelLoadError
 from draftree.models.native.blueprint import (
     RECURRENCES,
     Blueprint,
+    ExpertsBlueprint,
     LayerBlueprint,
     LinearBlueprint,
     LinearRecurrence,
@@ -181,11 +182,31 @@ class Share:
             layer = replace(layer, qkv=self._cut(layer.qkv, self._heads(layer)), output=self._outputs(layer.output))
         if layer.beside is not None:
             layer = replace(layer, beside=self._mixer(layer.beside))
+        if layer.sinks is not None:
+            heads = range(self.first_head, self.kv_heads.stop * self.whole.heads // self.whole.kv_heads)
+            layer = replace(layer, sinks=self._named(Cut(layer.sinks, (heads,))))
+        if layer.experts is not None:
+            experts = self._experts(layer.experts)
+            return replace(layer, experts=experts, gate_up=(experts.gate_up,), down=experts.down)
         if layer.down is None:
             return layer
-        inner = Section(layer.down.inputs, self.columns(layer.down.inputs))
-        gate_up = self._cut(layer.gate_up, [inner] * (2 if self.whole.is_gated else 1))
-        return replace(layer, gate_up=gate_up, down=self._outputs(layer.down))
+        gate_up, down = self._perceptron(layer.gate_up, layer.down)
+        return replace(layer, gate_up=gate_up, down=down)
+
+    def _perceptron(
+        self, gate_up: Sequence[LinearBlueprint], down: LinearBlueprint
+    ) -> tuple[tuple[LinearBlueprint, ...], LinearBlueprint]:
+        inner = Section(down.inputs, self.columns(down.inputs))
+        return self._cut(gate_up, [inner] * (2 if self.whole.is_gated else 1)), self._outputs(down)
+
+    def _experts(self, plan: ExpertsBlueprint) -> ExpertsBlueprint:
+        """Return experts with a part of the columns of each one, and the whole router."""
+        (gate_up,), down = self._perceptron([plan.gate_up], plan.down)
+        plan = replace(plan, gate_up=gate_up, down=down)
+        if plan.shared_down is None:
+            return plan
+        shared_gate_up, shared_down = self._perceptron(plan.shared_gate_up, plan.shared_down)
+        return replace(plan, shared_gate_up=shared_gate_up, shared_down=shared_down)
 
     def _heads(self, layer: LayerBlueprint) -> Sequence[Section]:
         """Return the sections of an attention's inputs: queries, keys, values, and the gate."""
@@ -266,7 +287,9 @@ class Share:
             None if name is None else self._named(Cut(name, rows, linear)) for name in (linear.weight, linear.bias)
         )
         assert weight is not None, "a product has a weight"
-        return LinearBlueprint(weight, bias, linear.inputs, sum(map(len, rows)), factor=linear.factor)
+        return LinearBlueprint(
+            weight, bias, linear.inputs, sum(map(len, rows)), expert=linear.expert, factor=linear.factor
+        )
 
     def _named(self, cut: Cut) -> str:
         """Return a name for a part of a weight."""
@@ -294,12 +317,10 @@ def divide(blueprint: Blueprint, rank: int, size: int, memory: TeamMemory) -> Sh
         )
     if blueprint.projection is not None or any(layer.embedding_norm is not None for layer in blueprint.layers):
         raise NativeUnavailableError("a model that reads features is not divided")
-    if blueprint.is_post_norm or blueprint.has_experts:
-        raise NativeUnavailableError("a model with experts, or with norms after its sublayers, is not divided")
+    if blueprint.is_post_norm:
+        raise NativeUnavailableError("a model with norms after its sublayers is not divided")
     if blueprint.has_joint_norms:
         raise NativeUnavailableError("a model that normalizes queries and keys of all heads together is not divided")
-    if any(layer.sinks is not None for layer in blueprint.layers):
-        raise NativeUnavailableError("a model with sinks is not divided")
     return Share(blueprint, rank, size, memory)
 
 
@@ -315,17 +336,28 @@ class ShareWeights(Weights):
     def __init__(self, weights: Weights, share: Share) -> None:
         self._weights, self._share = weights, share
         self._released: set[str] = set()
+        self._experts: dict[str, Tensor] = {}  # parts of weights that many experts share
 
     def get(self, name: str) -> Tensor:
         cut = self._share.cuts.get(name)
         if cut is None:
             return self._weights.get(name)
-        whole = self._weights.get(cut.name)
-        if cut.linear is not None:
-            whole = arranged(whole, cut.linear, head_dim=self._share.whole.head_dim)
+        if cut.linear is None or cut.linear.expert is None:
+            return self._rows(self._weights.get(cut.name), cut, cut.linear)
+        if name not in self._experts:
+            whole, linear = self._weights.get(cut.name), cut.linear
+            each = [self._rows(whole, cut, replace(linear, expert=expert)) for expert in range(len(whole))]
+            self._experts[name] = torch.stack(each)
+        return self._experts[name]
+
+    def _rows(self, whole: Tensor, cut: Cut, linear: LinearBlueprint | None) -> Tensor:
+        """Return the rows of a weight, or of one expert, in the order of its product."""
+        if linear is not None:
+            whole = arranged(whole, linear, head_dim=self._share.whole.head_dim)
         return torch.cat([whole[part.start : part.stop] for part in cut.rows])
 
     def release(self, name: str) -> None:
+        self._experts.pop(name, None)
         whole = self._share.cuts[name].name if name in self._share.cuts else name
         if whole not in self._released:  # several products may be parts of one weight
             self._released.add(whole)

@@ -115,7 +115,7 @@ INLINE Work work_of_expert(const Work *work, const Experts *experts, int64_t exp
     own.inputs = (char *)work->inputs + first * work->input_width * 4;
     own.input_scales = work->input_scales + first;
     own.mixed = work->mixed + first * work->mixed_width;
-    own.joint = work->joint + first * work->decoder->hidden;
+    own.joint = work->wide + first * work->decoder->hidden; /* read by this process alone */
     own.inner = experts->down[expert].inputs;
     return own;
 }
@@ -147,17 +147,18 @@ INLINE void products_of_experts(const Work *work, const Experts *experts, const 
     }
 }
 
-/* adds the weighted results of a row's experts to the residual stream */
+/* adds the weighted results of a row's experts to the residual stream, in its own columns */
 static void add_experts(const Work *work, const Experts *experts, int64_t row) {
     const Decoder *decoder = work->decoder;
     const int64_t hidden = decoder->hidden, each = experts_of_row(experts);
     const float *weights = work->routing->weight + row * each;
     const int64_t *places = work->routing->place + row * each;
+    const int64_t first = experts->down->first, end = first + experts->down->outputs;
     float *to = work->x + row * hidden;
-    for (int64_t i = 0; i < hidden; i += LANES) {
+    for (int64_t i = first; i < end; i += LANES) {
         vf sum = splat(0.0f);
         for (int64_t e = 0; e < each; e++)
-            sum = fma16(splat(weights[e]), load(work->joint + places[e] * hidden + i), sum);
+            sum = fma16(splat(weights[e]), load(work->wide + places[e] * hidden + i), sum);
         store(to + i, fma16(sum, splat(decoder->residual_scale), load(to + i)));
     }
 }
@@ -173,8 +174,10 @@ static void run_experts(Work *work, const Experts *experts, const float *norm, c
     EACH(place, places, phase + GATHER) write_place(work, experts, place, stream, norm);
     products_of_experts(work, experts, experts->gate_up, phase + GATE_UP,
                         work->decoder->is_gated ? TO_MLP : TO_PLAIN_MLP);
+    meet(work, phase + GATE_UP);
     if (work->decoder->format >= INT8)
         EACH(place, places, phase + DOWN_INPUT) write_place(work, experts, place, NULL, NULL);
     products_of_experts(work, experts, experts->down, phase + DOWN, TO_JOINT);
     EACH(row, work->rows, phase + MLP_POST_NORM) add_experts(work, experts, row);
+    meet(work, phase + MLP_POST_NORM);
 }

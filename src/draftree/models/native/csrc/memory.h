@@ -55,32 +55,6 @@ INLINE int64_t mixed_width(const Decoder *decoder) { /* of a row, in numbers */
     return max_int(widest_result(decoder), decoder->mlp + 64);
 }
 
-/* bytes that a team shares in a pass with these rows and rows of logits */
-int64_t draftree_team_bytes(const Decoder *decoder, int64_t rows, int64_t num_logits) {
-    rows = (rows + 15) / 16 * 16;
-    size_t used = 64;
-    put(&used, sizeof(Team));
-    put(&used, rows * decoder->hidden * 4);
-    put(&used, rows * decoder->hidden * 4);
-    put(&used, rows * mixed_width(decoder) * 4);
-    put(&used, num_logits * decoder->vocab * 4);
-    return (int64_t)used;
-}
-
-static void place_team(Work *work) {
-    const Decoder *decoder = work->decoder;
-    const Pass *pass = work->pass;
-    const int64_t rows = (pass->rows + 15) / 16 * 16;
-    char *base = pass->team;
-    size_t used = 64;
-    put(&used, sizeof(Team));
-    work->x = (float *)(base + put(&used, rows * decoder->hidden * 4));
-    work->joint = (float *)(base + put(&used, rows * decoder->hidden * 4));
-    work->mixed = (float *)(base + put(&used, rows * mixed_width(decoder) * 4));
-    work->logits = (float *)(base + put(&used, pass->num_logits * decoder->vocab * 4));
-    work->meetings = atomic_load(&((Team *)pass->team)->arrived) / pass->team_size;
-}
-
 /* room for the rows of a pass and the places of its experts, in rows */
 static int64_t rows_and_places(const Decoder *decoder, int64_t rows) {
     int64_t most = rows;
@@ -88,6 +62,33 @@ static int64_t rows_and_places(const Decoder *decoder, int64_t rows) {
         if (decoder->layers[i].experts != NULL)
             most = max_int(most, places_of_experts(decoder->layers[i].experts, rows));
     return blocks_of(most, 16) * 16;
+}
+
+/* bytes that a team shares in a pass with these rows and rows of logits */
+int64_t draftree_team_bytes(const Decoder *decoder, int64_t rows, int64_t num_logits) {
+    const int64_t all = rows_and_places(decoder, rows);
+    rows = (rows + 15) / 16 * 16;
+    size_t used = 64;
+    put(&used, sizeof(Team));
+    put(&used, rows * decoder->hidden * 4);
+    put(&used, rows * decoder->hidden * 4);
+    put(&used, all * mixed_width(decoder) * 4);
+    put(&used, num_logits * decoder->vocab * 4);
+    return (int64_t)used;
+}
+
+static void place_team(Work *work) {
+    const Decoder *decoder = work->decoder;
+    const Pass *pass = work->pass;
+    const int64_t rows = (pass->rows + 15) / 16 * 16, all = rows_and_places(decoder, pass->rows);
+    char *base = pass->team;
+    size_t used = 64;
+    put(&used, sizeof(Team));
+    work->x = (float *)(base + put(&used, rows * decoder->hidden * 4));
+    work->joint = (float *)(base + put(&used, rows * decoder->hidden * 4));
+    work->mixed = (float *)(base + put(&used, all * mixed_width(decoder) * 4));
+    work->logits = (float *)(base + put(&used, pass->num_logits * decoder->vocab * 4));
+    work->meetings = atomic_load(&((Team *)pass->team)->arrived) / pass->team_size;
 }
 
 /* Places the state of the experts; returns its size in bytes. A NULL base only measures. */
