@@ -54,6 +54,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmo3": WINDOW,
     "exaone4": {**WINDOW, "sliding_window_pattern": 2},
     "olmoe": {"num_experts": 6, "num_experts_per_tok": 3, "head_dim": 16},
+    "flex_olmo": {"num_experts": 6, "num_experts_per_tok": 3, "pad_token_id": 0, "eos_token_id": 1},
     "mixtral": {},
     "qwen3_moe": {"moe_intermediate_size": 32, "num_local_experts": 6, "num_experts": 6, "num_experts_per_tok": 3},
     "qwen2_moe": {
@@ -169,7 +170,7 @@ DTYPES = {
     "int4": torch.bfloat16,
 }
 QUANTIZED = ("int8", "int4")
-EXPERTS = ("olmoe", "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss")
+EXPERTS = ("olmoe", "flex_olmo", "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss")
 """Families with experts."""
 
 

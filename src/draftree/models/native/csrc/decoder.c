@@ -26,13 +26,8 @@
 #endif
 
 /* adds a product's normed result to the residual stream */
-static void add_normed(const Work *work, int64_t row, const float *norm) {
-    const Decoder *decoder = work->decoder;
-    const int64_t hidden = decoder->hidden;
-    const float *from = work->joint + row * hidden;
-    float *to = work->x + row * hidden;
-    const RowNorm own = norm_of(decoder, from, hidden, norm);
-    for (int64_t i = 0; i < hidden; i += LANES) store(to + i, load(to + i) + normed(&own, from, i));
+static void add_normed_row(const Work *work, int64_t row, const float *norm) {
+    add_normed(work, row, work->joint + row * work->decoder->hidden, norm);
 }
 
 INLINE int is_captured(const Pass *pass, int64_t index, int64_t from, int64_t to) {
@@ -114,7 +109,7 @@ static void mixer_part(Work *work, int64_t index, int64_t from, float *scratch, 
     meet(work, phase + OUTPUT);
     if (layer->attention_post_norm == NULL) return;
     EACH(index, num_own_rows(work, work->rows), phase + ATTENTION_POST_NORM)
-        add_normed(work, own_row(work, index), layer->attention_post_norm);
+        add_normed_row(work, own_row(work, index), layer->attention_post_norm);
     meet(work, phase + ATTENTION_POST_NORM);
 }
 
@@ -146,7 +141,7 @@ static void mlp_part(Work *work, const float *stream, int64_t index, int64_t fro
     norm_and_capture(work, stream, layer->mlp_norm, NULL, from, index,
                      experts == NULL ? decoder->format : experts->router.format, phase + MLP_NORM);
     if (experts != NULL) {
-        run_experts(work, experts, decoder->is_post_norm ? NULL : layer->mlp_norm, stream, phase);
+        run_experts(work, layer, stream, phase);
         return;
     }
     Work down = *work;
@@ -165,7 +160,7 @@ static void mlp_part(Work *work, const float *stream, int64_t index, int64_t fro
     meet(work, phase + DOWN);
     if (layer->mlp_post_norm == NULL) return;
     EACH(index, num_own_rows(work, work->rows), phase + MLP_POST_NORM)
-        add_normed(work, own_row(work, index), layer->mlp_post_norm);
+        add_normed_row(work, own_row(work, index), layer->mlp_post_norm);
     meet(work, phase + MLP_POST_NORM);
 }
 

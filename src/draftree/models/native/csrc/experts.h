@@ -147,26 +147,30 @@ INLINE void products_of_experts(const Work *work, const Experts *experts, const 
     }
 }
 
-/* adds the weighted results of a row's experts to the residual stream, in its own columns */
-static void add_experts(const Work *work, const Experts *experts, int64_t row) {
+/* adds the weighted results of a row's experts, normed if there is a norm, to the residual stream, in
+ * its own columns */
+static void add_experts(const Work *work, const Experts *experts, const float *norm, int64_t row) {
     const Decoder *decoder = work->decoder;
     const int64_t hidden = decoder->hidden, each = experts_of_row(experts);
     const float *weights = work->routing->weight + row * each;
     const int64_t *places = work->routing->place + row * each;
     const int64_t first = experts->down->first, end = first + experts->down->outputs;
-    float *to = work->x + row * hidden;
+    float *to = work->x + row * hidden, *sums = work->wide + places[0] * hidden;
     for (int64_t i = first; i < end; i += LANES) {
         vf sum = splat(0.0f);
         for (int64_t e = 0; e < each; e++)
             sum = fma16(splat(weights[e]), load(work->wide + places[e] * hidden + i), sum);
-        store(to + i, fma16(sum, splat(decoder->residual_scale), load(to + i)));
+        if (norm != NULL) store(sums + i, sum);
+        else store(to + i, fma16(sum, splat(decoder->residual_scale), load(to + i)));
     }
+    if (norm != NULL) add_normed(work, row, sums, norm);
 }
 
 /* The perceptron of a layer with experts. The normed rows are the inputs of the router already;
  * those of the experts are normed again, in the format of their weights. */
-static void run_experts(Work *work, const Experts *experts, const float *norm, const float *stream,
-                        int phase) {
+static void run_experts(Work *work, const Layer *layer, const float *stream, int phase) {
+    const Experts *experts = layer->experts;
+    const float *norm = work->decoder->is_post_norm ? NULL : layer->mlp_norm;
     product(work, &experts->router, work->rows, phase + ROUTER, TO_WIDE);
     EACH(row, work->rows, phase + CHOOSE) choose_experts(work, experts, row);
     EACH(all, 1, phase + GROUP_ROWS) group_rows(work, experts, phase);
@@ -178,6 +182,7 @@ static void run_experts(Work *work, const Experts *experts, const float *norm, c
     if (work->decoder->format >= INT8)
         EACH(place, places, phase + DOWN_INPUT) write_place(work, experts, place, NULL, NULL);
     products_of_experts(work, experts, experts->down, phase + DOWN, TO_JOINT);
-    EACH(row, work->rows, phase + MLP_POST_NORM) add_experts(work, experts, row);
+    EACH(row, work->rows, phase + MLP_POST_NORM)
+        add_experts(work, experts, layer->mlp_post_norm, row);
     meet(work, phase + MLP_POST_NORM);
 }

@@ -152,6 +152,14 @@ static void norm_row(const Work *work, const float *from, int64_t size, const fl
     for (int64_t i = 0; i < size; i += LANES) store(to + i, normed(&own, from, i));
 }
 
+/* adds a normed row to the residual stream */
+static void add_normed(const Work *work, int64_t row, const float *from, const float *norm) {
+    const int64_t hidden = work->decoder->hidden;
+    float *to = work->x + row * hidden;
+    const RowNorm own = norm_of(work->decoder, from, hidden, norm);
+    for (int64_t i = 0; i < hidden; i += LANES) store(to + i, load(to + i) + normed(&own, from, i));
+}
+
 /* writes what enters the first layer in place of a token: its embedding, position and norm */
 static void start_row(const Work *work, int64_t row) {
     const Decoder *decoder = work->decoder;
