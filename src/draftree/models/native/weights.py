@@ -160,7 +160,7 @@ def places_in_files(model: Any, names: Iterable[str], folder: Path) -> dict[str,
     Every value is compared: libraries rename, split and convert weights while loading them.
     """
     parameters = dict(model.named_buffers()) | dict(model.named_parameters())
-    stored_weights = _candidates(folder)
+    stored_weights = _candidates(folder, model)
     places = {name: place for name in names if (place := _place_of(name, stored_weights)) is not None}
     if len(places) < len(set(names)) or any(places[name].shape != tuple(parameters[name].shape) for name in places):
         return None
@@ -190,16 +190,22 @@ def _place_of(name: str, stored_weights: Mapping[str, StoredWeight]) -> StoredWe
     return stored_weights[longer[0]] if len(longer) == 1 else None
 
 
-def _candidates(folder: Path) -> dict[str, StoredWeight]:
-    """Return all weights by name in the files of a folder that transformers reads."""
+def _candidates(folder: Path, model: Any) -> dict[str, StoredWeight]:
+    """Return all weights in the files of a folder that transformers reads, by the names that it gives them."""
     from safetensors import SafetensorError, safe_open
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming
 
+    renamings = [change for change in get_model_conversion_mapping(model) if isinstance(change, WeightRenaming)]
     weights = {}
     try:
         for path in weight_files(folder):
             with safe_open(path, framework="pt") as file:
                 for key in file.keys():  # noqa: SIM118, it is no dictionary
-                    weights[key] = StoredWeight(path.name, key, tuple(file.get_slice(key).get_shape()))
+                    name = key
+                    for renaming in renamings:
+                        name = renaming.rename_source_key(name)[0]
+                    weights[name] = StoredWeight(path.name, key, tuple(file.get_slice(key).get_shape()))
     except (OSError, SafetensorError, ModelLoadError):
         return {}
     return weights
