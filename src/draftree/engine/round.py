@@ -52,7 +52,7 @@ class SequenceRound:
         verdict = self.verdict if self.nodes is None else self.nodes.verdict_on_source(self.verdict)
         forced = self.sequence.forced
         state = self.sequence.draft_state
-        if state is not None and not state.choice.traits.wants_picks:
+        if verdict.picks and state is not None and not state.choice.traits.wants_picks:
             verdict = replace(verdict, picks=())
         if forced is None or state is None or self.sequence.client_drafts is not None:
             return self.drafted, verdict
@@ -149,8 +149,9 @@ def _plan(choice: DraftChoice, turns: Sequence[SequenceRound], *, others: int, m
     choice.planner.note_others(others, others)
     budgets = choice.planner.budgets([turn.sequence.plan_state for turn in turns])
     for turn, budget in zip(turns, budgets, strict=True):
-        # a round writes one token more than it drafts: the bonus needs room as well
-        turn.budget = budget.within(max_nodes, budget.depth).in_room(turn.sequence.room - 1)
+        if budget.num_nodes or turn.sequence.forced is not None:
+            # a round writes one token more than it drafts: the bonus needs room as well
+            turn.budget = budget.within(max_nodes, budget.depth).in_room(turn.sequence.room - 1)
 
 
 def _draft(
@@ -380,9 +381,9 @@ def observe(parts: EngineParts, gains: Sequence[PassOutcome], result: PassResult
     Args:
         result: result of the pass, which captured the layers of `EngineParts.capture`.
     """
-    starts = result.row_starts
+    starts, captured = result.row_starts, parts.capture
     for choice in parts.drafters:
-        columns = [parts.capture.index(layer) for layer in parts.feature_layers(choice.traits)]
+        columns = [captured.index(layer) for layer in parts.feature_layers(choice.traits)]
         hidden = layers_of(result.hidden, columns) if columns and result.hidden is not None else None
         observations = []
         for gain in gains:
