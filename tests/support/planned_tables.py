@@ -29,7 +29,7 @@ class Table:
         planning: seconds of the planner in a round.
         runs_model: whether the drafter runs a model.
         barren: drafts that are still empty, such as those of a lookup at the end of a prompt.
-        rates: acceptance of each level that was measured before.
+        rates: acceptance of each level that was measured before, for all drafters or those with a name.
         slow: numbers of the rounds whose drafts take fifty times as long.
         claims: acceptance of a level by the scores of the trees; None for trees without scores.
         after_draft: factor of a pass that follows a draft.
@@ -46,7 +46,7 @@ class Table:
     planning: float = 0.0
     runs_model: bool = True
     barren: int = 0
-    rates: tuple[float, ...] = ()
+    rates: tuple[float, ...] | dict[str, tuple[float, ...]] = ()
     slow: frozenset[int] = frozenset()
     claims: float | None = None
     after_draft: float = 1.0
@@ -64,7 +64,7 @@ class Table:
                 self.depth * len(right),
                 runs_model=self.runs_model,
                 is_calibrated=self.claims is not None,
-                greedy_rates=self.rates,
+                greedy_rates=self.rates.get(name, ()) if isinstance(self.rates, dict) else self.rates,
             )
             for name, right in self.right.items()
         ]

@@ -7,12 +7,12 @@ Every decision compares expected tokens per second of the round with those of an
   a drafter that runs a model adds the product of the acceptance of the levels down to it. Both are learned from all
   drafted nodes whose fate the text shows, scored or not, and shifted by what was seen in the sequence itself.
 * *Exploration.* What does not pay is tried again once the loss of its last trial is at most a stated share of the time
-  since. So a useless drafter loses at most that share of the time, and the first drafts, until it is known as such.
+  since. No draft is made that could bring the loss of all drafts since the start above another share and `allowance`.
 
 A lookup drafts first, and its tree is pruned then: over the whole batch the nodes of highest survival are scored, as
-many as maximize expected tokens over expected seconds. A drafter that runs a model drafts as many levels as pay; with
-calibrated scores it stops where a further level would cost more than it gains, and beside a lookup it drafts only where
-it adds enough.
+many as maximize expected tokens over expected seconds. Of the drafters that run a model, the one that promises the most
+tokens per second drafts as many levels as pay, if any does; with calibrated scores it stops where a further level would
+cost more than it gains, and beside a lookup it drafts only where it adds enough.
 
 Source: goodput from measured cost, as SmartSpec, arXiv 2406.14066; best-first sizes, as OPT-Tree, arXiv 2406.17276,
 with calibrated probabilities in place of the drafter's own. Costs a few passes before the first round and some tens of
@@ -26,21 +26,18 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise, takewhile
 from operator import mul
 from typing import Any, final
 
-import numpy as np
-
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import EMPTY, ROOT, TokenTree, depths, follow
 from draftree.core.types import Budget, DraftCondition, DraftPart, RoundRecord, SequenceRecord
-from draftree.planners.base import Planner
+from draftree.planners.base import Planner, Standing
+from draftree.planners.estimates.costs import DraftCosts, PassCosts, change_of
 
 NOTHING = Budget(0, 0)
-MIN_UNREAD = 16  # unread tokens above which a draft's seconds do not count as the cost of its levels
-MAX_ROWS = 4096  # up to which the cost of a pass is extrapolated
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +45,10 @@ class AutoConstants:
     """Numbers that `adaptive` is tuned by; docs/lab/auto.md compares each with its neighbours."""
 
     trial_share: float = 0.01  # share of the time that trials of what does not pay may lose
+    loss_share: float = 0.02  # share of the time that all drafts together may lose
+    allowance: float = 1.0  # passes that they may lose besides
     batch_margin: float = 2.0  # gain relative to the cost of a lookup's draft from which a sequence of a batch has one
     catch_up_rounds: int = 32  # rounds over which the cost of reading the unread text must be regained
-    growth: float = 0.04  # share by which expected seconds rise at most after a longer measurement
-    settled_rounds: int = 12
-    """Rounds with a draft in a row after which the cost of rounds without one changes along, and the reverse."""
     lookup_memory: int = 6  # drafts over which the gain of a lookup is averaged
     prior_weight: float = 3.0  # weight in observations of what is assumed of an unknown drafter
     known_weight: float = 20.0  # the same for a drafter whose acceptance was measured before
@@ -61,129 +57,6 @@ class AutoConstants:
 
 
 AUTO = AutoConstants()
-
-
-# Cost
-
-
-def change_of(expected: float, seconds: float) -> float:
-    """Return by how much expected seconds change after a measurement: down to it, or up a little.
-
-    A busy machine lengthens a measurement, and nothing shortens one.
-    """
-    return min(seconds - expected, AUTO.growth * expected)
-
-
-@dataclass(slots=True)
-class _Cell:
-    """Factors of the measured curve for one batch size.
-
-    A draft and the work on its tree slow the pass after it down, by up to a third where passes are short.
-    """
-
-    plain: float  # without a draft before the pass
-    drafted: float  # with one
-    slope: float  # of further rows
-    num_alike: int = 0  # consecutive rounds with a draft, or negative without one
-    magnitude: int = 0  # of the prefix length
-
-
-class PassCosts:
-    """Seconds of a round without its draft, by rows and batch. Mutated by `observe`."""
-
-    def __init__(self) -> None:
-        self.learn({})
-
-    def learn(self, pass_seconds: Mapping[int, float]) -> None:
-        """Set measured passes of one sequence; a pass costs at most what one with more rows costs."""
-        known = sorted(pass_seconds) or [1]
-        seconds = list(accumulate((pass_seconds.get(rows, 1.0) for rows in reversed(known)), min))[::-1]
-        slope = seconds[-1] / known[-1] if len(known) > 1 else 0.02 * seconds[0]
-        places = [*known, known[-1] + MAX_ROWS]
-        values = [*seconds, seconds[-1] + slope * MAX_ROWS]
-        self._base: list[float] = np.interp(range(MAX_ROWS + 1), places, values).tolist()
-        self._has_scale = bool(pass_seconds)
-        self._cells: dict[int, _Cell] = {}
-        self._last = _Cell(1.0, 1.0, 1.0)
-
-    def plain(self, batch: int) -> float:
-        """Return the seconds of a pass without a draft before it."""
-        return self._base[min(batch, MAX_ROWS)] * self._cell(batch).plain
-
-    def curve(self, batch: int, num_nodes: int) -> list[float]:
-        """Return the seconds of a pass after a draft over 0, 1, 2, … nodes more than the batch, never falling."""
-        cell = self._cell(batch)
-        first = min(batch, MAX_ROWS)
-        least = (cell.drafted - cell.slope) * self._base[first]
-        return [least + cell.slope * seconds for seconds in self._base[first : first + num_nodes + 1]]
-
-    def observe(self, rows: int, batch: int, prefix: int, *, seconds: float, is_plain: bool = False) -> None:
-        """Learn from a round's seconds without its draft; `is_plain` if no draft was made, not even an empty one."""
-        first = self._base[min(batch, MAX_ROWS)]
-        last = self._base[min(rows, MAX_ROWS)]
-        if not self._has_scale:
-            self._has_scale = True
-            scale = seconds / last
-            self._cells = {}
-            self._last = _Cell(scale, scale, scale)
-        self._last = cell = self._cell(batch)
-        # a factor that was not seen for some rounds changes along with the others: the machine is slower or faster
-        is_along = abs(cell.num_alike) >= AUTO.settled_rounds or cell.magnitude != prefix.bit_length()
-        cell.magnitude = prefix.bit_length()
-        if is_plain:
-            change = change_of(cell.plain, seconds / first)
-            if is_along:
-                cell.drafted *= 1.0 + change / cell.plain
-                cell.slope *= 1.0 + change / cell.plain
-            cell.plain += change
-            cell.num_alike = min(0, cell.num_alike) - 1
-        else:
-            more = last - first
-            before = cell.drafted
-            change = change_of(before * first + cell.slope * more, seconds) / (first * first + more * more)
-            cell.drafted += change * first
-            cell.slope = max(0.0, cell.slope + change * more)
-            # no plain round takes longer than one with more rows
-            cell.plain = min(cell.plain * (cell.drafted / before if is_along else 1.0), seconds / first)
-            cell.num_alike = max(0, cell.num_alike) + 1
-
-    def _cell(self, batch: int) -> _Cell:
-        # a new batch size begins like the last one
-        return self._cells.setdefault(batch if batch < 8 else 8 * batch.bit_length(), replace(self._last))
-
-
-@dataclass(slots=True)
-class DraftCosts:
-    """Seconds of one drafter's calls, by levels, and of reading unread tokens. Mutated by `observe`."""
-
-    first: float | None = None  # a head reads the accepted tokens with the first level
-    further: float | None = None  # each; None before a draft of several levels
-    unread_token: float = 0.0
-
-    def observe(self, seconds: float, depth: int, *, unread: int = 0) -> None:
-        """Learn from a draft of `depth` levels before which it had to read `unread` tokens."""
-        if unread > MIN_UNREAD:
-            each = max(0.0, seconds - (self.of(depth) or seconds / 2)) / unread
-            self.unread_token = self.unread_token + change_of(self.unread_token, each) if self.unread_token else each
-            return
-        if self.first is None:
-            self.first = seconds / depth
-        steps = depth - 1
-        if steps and self.further is None:
-            self.further = min(self.first, max(0.0, seconds - self.first) / steps)
-        change = change_of(self.of(depth), seconds) / (1 + steps * steps)
-        self.first += change
-        # noise must not make a further level dearer than the first, nor free
-        self.further = self.further and min(max(self.further + change * steps, 0.1 * self.first), self.first)
-
-    def catching_up(self, unread: int) -> float:
-        """Return the seconds of reading tokens before a draft."""
-        return self.unread_token * unread if unread > MIN_UNREAD else 0.0
-
-    def of(self, depth: int) -> float:
-        """Return the seconds of a draft of `depth` levels; 0 before the first draft."""
-        first = self.first or 0.0
-        return first + (depth - 1) * (first if self.further is None else self.further) if depth else 0.0
 
 
 @dataclass(slots=True)
@@ -303,7 +176,7 @@ class SequenceEstimates:
     """Estimates for one sequence; lists and keys by drafter. Mutated every round."""
 
     is_sampled: bool
-    trials: list[Trials]  # of lookups
+    trials: list[Trials]  # of lookups, by drafter
     num_read: list[int]  # tokens that each drafter has read
     gains: dict[int, float] = field(default_factory=dict)  # tokens that a lookup's draft adds, less its rows' cost
     # levels of drafters that run a model, with their acceptance given the level above
@@ -325,8 +198,29 @@ class PartPlan:
     asked: list[int] = field(default_factory=list)  # levels by sequence
     conditions: list[DraftCondition | None] = field(default_factory=list)
     min_survival: float = 0.0
-    trials: Trials = field(default_factory=Trials)  # of a drafter that runs a model
     is_on: bool = False  # whether it is expected to pay for any sequence
+    # of a drafter that runs a model
+    levels: int = 0  # that pay
+    last: float = 0.0  # seconds of the planner's clock at its last draft
+    num_new: int = 0  # drafts before its costs were known
+    num_drafts: int = 0
+    num_hits: int = 0  # drafts whose first token was right
+    num_lost: int = 0  # trials that it has lost since it last drafted otherwise
+    released: str = ""  # why it drafts no more
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Levels of a drafter, and what the round with them is expected to write and to take."""
+
+    levels: int
+    tokens: float
+    seconds: float
+    gains: Sequence[Sequence[float]]  # expected tokens of every level in each sequence
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / self.seconds
 
 
 # places in the batch, states and records of sequences that were to have a draft
@@ -370,6 +264,13 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
         self._plain = 0.0  # seconds of a pass without a draft
         self._curve: list[float] = []  # seconds of a pass after a draft, by scored nodes
         self._overhead = 0.0  # seconds of planning and learning in a round with a draft
+        self._lost = 0.0  # seconds that all drafts have cost more than their tokens saved
+        self._risk = 0.0  # seconds that the round may lose
+        self._rivals = [index for index, part in enumerate(self.parts) if part.runs_model]  # at most one drafts
+        self._trials = Trials()  # of them
+        self._trial: int | None = None  # the drafter that is tried in this round
+        self._without = (1.0, 1.0)  # tokens and seconds of the round without such a drafter
+        self._speed = 1.0  # tokens per second of the round without the trial
 
     def learn_costs(self, pass_seconds: Mapping[int, float]) -> None:
         super().learn_costs(pass_seconds)
@@ -398,18 +299,27 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
         self._num_sequences = batch + self._others
         self._curve = self._passes.curve(self._num_sequences, batch * self._limit)
         self._plain = self._passes.plain(self._num_sequences)
+        for plan in self._plans:
+            plan.asked, plan.conditions, plan.min_survival = [0] * batch, [None] * batch, 0.0
+        self._risk = AUTO.allowance * self._plain + AUTO.loss_share * self._clock - self._lost
         tokens = float(self._num_sequences)
         seconds = self._plain
         # lookups first: a drafter that runs a model is judged by what it adds
-        for index in sorted(range(len(self._plans)), key=lambda index: self._plans[index].part.runs_model):
-            decide = self._plan_model if self._plans[index].part.runs_model else self._plan_lookup
-            tokens, seconds = decide(index, states, tokens, seconds)
+        for index, plan in enumerate(self._plans):
+            if not plan.part.runs_model:
+                tokens, seconds = self._plan_lookup(index, states, tokens, seconds)
+        seconds = self._plan_models(states, tokens, seconds)
+        missing = seconds - self._plain - self._risk
+        if missing > 0.0:
+            for plan in self._plans:
+                plan.asked = [0] * batch
         if not any(any(plan.asked) for plan in self._plans):
-            due = [
-                plan.trials.next if plan.part.runs_model else min(state.trials[index].next for state in states)
+            due = min(
+                self._trials.next if plan.part.runs_model else min(state.trials[index].next for state in states)
                 for index, plan in enumerate(self._plans)
-            ]
-            self._num_idle = int((min(due) - self._clock) / self._plain)
+                if not plan.released
+            )
+            self._num_idle = int(max(missing / AUTO.loss_share, due - self._clock) / self._plain)
         budgets = []
         for place in range(batch):
             depths = tuple([min(plan.asked[place], self._limit) for plan in self._plans])
@@ -438,72 +348,92 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
         gains = [state.gains.setdefault(index, plan.gain if batch == 1 else 0.0) for state in states]
         surplus = [gain * value - margin * each for gain in gains]
         plan.is_on = sum(seconds for seconds in surplus if seconds > 0.0) > self._overhead
-        plan.conditions = [None] * batch
-        plan.asked = []
-        for state, paid in zip(states, surplus, strict=True):
+        for place, (state, paid) in enumerate(zip(states, surplus, strict=True)):
             trials = state.trials[index]
             pays = plan.is_on and paid > 0.0
             trials.is_on = not pays and self._clock >= trials.next
-            plan.asked.append(plan.part.depth if pays or trials.is_on else 0)
+            plan.asked[place] = plan.part.depth if pays or trials.is_on else 0
         drafting = [max(0.0, gain) for gain, depth in zip(gains, plan.asked, strict=True) if depth]
         if not drafting:
             return tokens, seconds
         return tokens + sum(drafting), seconds + each * len(drafting) + self._overhead
 
-    def _plan_model(
-        self, index: int, states: Sequence[SequenceEstimates], tokens: float, seconds: float
-    ) -> tuple[float, float]:
-        """Draft as many levels as pay, or one as a trial; as `_plan_lookup`."""
+    def _plan_models(self, states: Sequence[SequenceEstimates], tokens: float, seconds: float) -> float:
+        """Draft with the drafter whose levels pay most, or one level of another one as a trial; return the seconds.
+
+        Args:
+            tokens: expected tokens of the round without a drafter that runs a model.
+            seconds: its expected seconds.
+        """
+        self._trial = None
+        self._without = tokens, seconds
+        self._speed = tokens / seconds
+        offers = {index: self._offer(index, states, tokens, seconds) for index in self._rivals}
+        best = max(offers, key=lambda index: offers[index].speed, default=None)
+        if best is not None and offers[best].levels:
+            self._speed = offers[best].speed
+            self._accept(self._plans[best], offers[best])
+            seconds = offers[best].seconds
+        for index in self._rivals:
+            self._plans[index].is_on = index == best and offers[index].levels > 0
+        others = [index for index in self._rivals if not self._plans[index].is_on]
+        # beside one that pays, others are tried once it has gained something, or may not draft itself
+        needed = AUTO.allowance * self._plain if len(others) < len(self._rivals) else 0.0
+        is_open = self._risk >= needed or self._risk < seconds - self._plain
+        if others and is_open and self._clock >= self._trials.next:
+            # one that was not measured yet, or else the one whose last draft was the longest ago
+            self._trial = min(others, key=lambda index: self._plans[index].last * bool(self._plans[index].costs.first))
+            for plan in self._plans:
+                if plan.part.runs_model:
+                    plan.asked = [int(plan is self._plans[self._trial])] * len(states)
+            seconds = self._without[1] + self._row_seconds(len(states))
+        return seconds
+
+    def _offer(self, index: int, states: Sequence[SequenceEstimates], tokens: float, seconds: float) -> Offer:
+        """Return as many levels of a drafter as pay."""
         plan = self._plans[index]
-        batch = len(states)
-        depth = self.parts[index].depth
+        depth = plan.part.depth
         rates = [self._rates(index, state) for state in states]
         gains = [list(accumulate(level_rates, mul)) for level_rates in rates]
+        plan.rate = rates[0][0]
+        best = Offer(0, tokens, seconds, gains)
+        if plan.costs.first is None:  # its first drafts are trials
+            return best
         unread = sum(max(0, state.length - state.num_read[index]) for state in states)
-        best_depth = 0
-        best_tokens = tokens
-        best_seconds = seconds
         spent = seconds + plan.costs.catching_up(unread) / AUTO.catch_up_rounds
         if seconds == self._plain:  # no draft of this round has paid for planning and for a slower pass
             spent += self._overhead + max(0.0, self._curve[0] - self._plain)
-        total = tokens
         rows = 0.0
-        reach = float(batch)
+        reach = float(len(states))
         for level in range(depth):
             further = plan.costs.of(level + 1) - plan.costs.of(level)
             spent += min(1.0, reach) * further + self._row_seconds(rows + reach) - self._row_seconds(rows)
             gain = sum(level_gains[level] for level_gains in gains)
-            total, rows = total + gain, rows + reach
+            tokens, rows = tokens + gain, rows + reach
             # a calibrated drafter goes on where its tokens are likely to survive: about as often as they do
             reach = gain if plan.part.is_calibrated else reach
-            if total / spent > best_tokens / best_seconds:
-                best_depth = level + 1
-                best_tokens = total
-                best_seconds = spent
-        best_speed = best_tokens / best_seconds
-        plan.rate = rates[0][0]
-        plan.is_on = best_depth > 0
-        plan.trials.is_on = False
-        plan.min_survival = 0.0
-        plan.conditions = [None] * batch
-        least = 0.0
-        if best_depth:
-            # half of a draft's cost is common, and each sequence must regain its part of the rest
-            least = best_speed * plan.costs.of(best_depth) / (2 * batch) if batch > 1 else 0.0
-            cost = (best_seconds - seconds) * best_speed / batch
-            plan.conditions = [self._condition(place, level_gains, cost) for place, level_gains in enumerate(gains)]
-            if plan.part.is_calibrated:
-                further = (plan.costs.of(2) - plan.costs.of(1)) / batch + self._row_seconds(1)
-                rate = rates[0][min(1, depth - 1)]
-                plan.min_survival = min(1.0, 1e-3 + best_speed * further / rate) if rate else 1.0
-                best_depth = depth
-            if plan.costs.further is None:  # the cost of the first level shows with one draft, of others with a second
-                best_depth = min(depth, 1 if plan.costs.first is None else 2)
-        elif self._clock >= plan.trials.next:
-            best_depth = 1
-            plan.trials.is_on = True
-        plan.asked = [best_depth if sum(level_gains[:best_depth]) >= least else 0 for level_gains in gains]
-        return best_tokens, best_seconds
+            if tokens / spent > best.speed:
+                best = Offer(level + 1, tokens, spent, gains)
+        return best
+
+    def _accept(self, plan: PartPlan, offer: Offer) -> None:
+        """Ask a drafter for the levels that pay, where they do."""
+        batch = len(offer.gains)
+        plan.levels = offer.levels
+        # half of a draft's cost is common, and each sequence must regain its part of the rest
+        least = offer.speed * plan.costs.of(plan.levels) / (2 * batch) if batch > 1 else 0.0
+        cost = (offer.seconds - self._without[1]) * offer.speed / batch
+        plan.conditions = [self._condition(place, gains, cost) for place, gains in enumerate(offer.gains)]
+        if plan.part.is_calibrated:
+            further = (plan.costs.of(2) - plan.costs.of(1)) / batch + self._row_seconds(1)
+            first, second = offer.gains[0][0], offer.gains[0][min(1, plan.part.depth - 1)]
+            # the gain of a level is that of the one above times its acceptance
+            rate = plan.rate if plan.part.depth == 1 else second / first if first else 0.0
+            plan.min_survival = min(1.0, 1e-3 + offer.speed * further / rate) if rate else 1.0
+            plan.levels = plan.part.depth
+        if plan.costs.further is None:  # the cost of further levels shows with a second one
+            plan.levels = min(plan.part.depth, 2)
+        plan.asked = [plan.levels if sum(gains[: plan.levels]) >= least else 0 for gains in offer.gains]
 
     def _rates(self, index: int, state: SequenceEstimates) -> list[float]:
         """Return the acceptance of each level of a drafter in a sequence, given that of the level above."""
@@ -577,8 +507,9 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
         """Return the drafters of a node."""
         if sources not in self._owners_of:
             names = [f"{part.name}/" for part in self.parts]
-            owners = [i for i, name in enumerate(names) if any(f"{source}/".startswith(name) for source in sources)]
-            self._owners_of[sources] = owners or [0]
+            # of a folder and a folder in it, the longer name
+            longest = (max((n for n in names if f"{source}/".startswith(n)), key=len, default="") for source in sources)
+            self._owners_of[sources] = sorted({names.index(name) for name in longest if name}) or [0]
         return self._owners_of[sources]
 
     def _levels(self, index: int, tree: TokenTree) -> list[int]:
@@ -598,6 +529,8 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
             prefix = max(row.prefix_length for row in rows)
             self._passes.observe(record.num_rows, self._others + batch, prefix, seconds=seconds, is_plain=not has_draft)
         if has_draft:
+            saved = sum(row.num_in_path for row in rows) * self._plain / self._num_sequences
+            self._lost += self._overhead + max(0.0, self._curve[self._num_scored] - self._plain) - saved
             sample = 2.0 * record.plan_seconds  # learning takes about as long as planning
             self._overhead += change_of(self._overhead, sample) if self._overhead else sample
             num_asked = sum(any(plan.asked) for plan in self._plans)
@@ -637,11 +570,22 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
                 unread += max(0, row.prefix_length - state.num_read[index])
                 state.num_read[index] = row.prefix_length + row.num_written
                 num_hits += self._observe_levels(index, state, row)
+        plan.last = self._clock
+        is_new = plan.costs.first is None
         plan.costs.observe(seconds, depth, unread=unread)
-        cost = plan.costs.of(depth) + plan.costs.catching_up(unread) + self._overhead
-        loss = cost + self._row_seconds(self._num_scored) - num_hits * self._plain / self._num_sequences
-        if plan.trials.is_on and loss > 0.0:
-            plan.trials.lose(loss, self._clock)
+        cost = plan.costs.of(depth) + plan.costs.catching_up(unread)
+        # a first draft may load code or memory: it counts as much as the next one
+        self._lost += 0.0 if is_new else cost * (1 + plan.num_new)
+        plan.num_new = plan.num_new + 1 if is_new else 0
+        if index == self._trial:
+            tokens, before = self._without
+            spent = before + cost + self._overhead + self._row_seconds(self._num_scored)
+            loss = spent - (tokens + num_hits) / self._speed
+            if loss > 0.0 and not is_new:
+                plan.num_lost += 1
+                self._trials.lose(loss, self._clock)
+        else:
+            plan.num_lost = 0
 
     def _observe_levels(self, index: int, state: SequenceEstimates, row: SequenceRecord) -> int:
         """Learn from one sequence's draft; return how many scored levels of it the text has.
@@ -650,11 +594,15 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
         """
         if row.bonus is None:
             return 0
-        tree = row.drafted if self._plans[index].trials.is_on else row.tree
+        plan = self._plans[index]
         text = continuation(row)
+        first = follow(row.drafted, text)[:1]
+        plan.num_drafts += 1
+        plan.num_hits += any(self._levels(index, row.drafted)[node] for node in first)
+        tree = row.drafted if index == self._trial else row.tree
         levels = self._levels(index, tree)
         num_hits = len(list(takewhile(lambda node: levels[node], follow(tree, text))))
-        num_known = min(num_hits + 1, len(text), max(self._plans[index].asked))
+        num_known = min(num_hits + 1, len(text), max(plan.asked))
         for level, (kind, _) in enumerate(state.levels[index][:num_known]):
             self._acceptance.observe(kind, state.odds, hit=level < num_hits)
         return min(num_hits, len(row.path))
@@ -664,6 +612,7 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
         plan = self._plans[index]
         value = self._plain / self._num_sequences
         plan.costs.observe(seconds / len(drafts), 1)
+        self._lost += min(plan.costs.of(1) * len(drafts), self._plain)
         row_tokens = self._row_seconds(self._num_scored) / max(1, self._num_scored) / value
         each = plan.costs.of(1) + self._overhead / len(drafts)
         for place, state, row in drafts:
@@ -675,12 +624,26 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
             if state.trials[index].is_on:
                 state.trials[index].lose(self._batch * max(0.0, each - gain * value), self._clock)
 
+    def standings(self) -> list[Standing]:
+        return [
+            Standing(index, plan.is_on, plan.num_drafts, plan.num_hits, plan.num_lost)
+            for index, plan in enumerate(self._plans)
+            if index in self._rivals
+        ]
+
+    def release(self, part: int, reason: str) -> None:
+        self._rivals.remove(part)
+        self._plans[part].released = reason
+        self._plans[part].is_on = False
+
     def explain(self) -> str:
         """Return the costs and gains that the last budgets follow from."""
         return "; ".join(map(self._reason, self._plans))
 
     def _reason(self, plan: PartPlan) -> str:
         name = "" if len(self._plans) == 1 or not plan.part.name else f"{plan.part.name}: "
+        if plan.released:
+            return f"{name}released, {plan.released}"
         if plan.costs.first is None:
             return f"{name}nothing has been drafted yet"
         level = plan.costs.first / self._plain
@@ -691,7 +654,7 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
                 f"costs {row:.3f}, and scored nodes add {max(0.0, plan.gain):.2f} tokens a round: "
                 f"{'on' if plan.is_on else 'off, tried at intervals'}"
             )
-        depth = max(plan.asked, default=0)
+        depth = plan.levels
         unread = plan.costs.unread_token / self._plain
         state = f"{depth} level{'s' if depth > 1 else ''}" if plan.is_on else "off"
         reading = f", an unread token {unread:.3f}" if unread >= 0.001 else ""

@@ -15,6 +15,17 @@ from draftree.core.types import MAX_NODES, Budget, DraftPart, RoundRecord
 State = TypeVar("State")
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a merged drafter that runs a model has done so far."""
+
+    part: int  # its place among the merged drafters
+    is_on: bool  # whether it pays, and more than the others
+    num_drafts: int
+    num_hits: int  # drafts whose first token was right
+    num_lost: int  # trials since it last drafted otherwise, each of which took longer than the round without it
+
+
 class Planner(ABC, Generic[State]):
     """Planner: decides budgets. Built as `cls(config, default_depth=…)`; state of a sequence is in its state object.
 
@@ -60,6 +71,14 @@ class Planner(ABC, Generic[State]):
     def explain(self) -> str:
         """Return the reason for the last budgets, in numbers; empty for planners that compare nothing."""
         return ""
+
+    def standings(self) -> Sequence[Standing]:
+        """Return how the drafters did that run a model and are not released; empty for planners that do not compare."""
+        return ()
+
+    def release(self, part: int, reason: str) -> None:
+        """Plan nothing for one of several merged drafters from now on; `explain` gives the reason."""
+        raise NotImplementedError(f"{type(self).__name__} compares no drafters")
 
     def note_others(self, num_sequences: int, num_rows: int) -> None:
         """Note the sequences of the round that this planner does not plan; called before `budgets` and `observe`.

@@ -10,16 +10,8 @@ import pytest
 
 from draftree.core.tree import TokenTree, chain
 from draftree.core.types import RoundRecord, SequenceRecord
-from draftree.planners.adaptive import (
-    AUTO,
-    Acceptance,
-    AdaptivePlanner,
-    DraftCosts,
-    Kind,
-    OwnOdds,
-    PassCosts,
-    SequenceEstimates,
-)
+from draftree.planners.adaptive import Acceptance, AdaptivePlanner, Kind, OwnOdds, SequenceEstimates
+from draftree.planners.estimates.costs import COSTS, DraftCosts, PassCosts
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -57,7 +49,7 @@ def test_rounds_teach_what_was_not_measured_and_the_machine_may_slow_down() -> N
 def test_a_slower_machine_slows_rounds_that_were_not_seen_as_well(*, is_plain: bool) -> None:
     costs = PassCosts()
     costs.learn({1: 0.1, 16: 0.2})
-    for _ in range(AUTO.settled_rounds):
+    for _ in range(COSTS.settled_rounds):
         costs.observe(4, 1, 100, seconds=0.144)
         costs.observe(1, 1, 100, seconds=0.1, is_plain=True)
     for _ in range(100):

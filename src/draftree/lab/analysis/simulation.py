@@ -25,8 +25,8 @@ from draftree.core.tree import EMPTY, ROOT, TokenTree, depths, follow
 from draftree.core.types import MAX_NODES, Budget, DraftPart, RoundRecord, SequenceRecord
 from draftree.engine.trace import Step, Trace, TracedRound
 from draftree.planners import PLANNERS
-from draftree.planners.adaptive import DraftCosts, PassCosts
 from draftree.planners.base import Planner, require_effect
+from draftree.planners.estimates.costs import DraftCosts, PassCosts
 
 
 def cut_to(tree: TokenTree, budget: Budget, parts: Sequence[DraftPart]) -> TokenTree:

@@ -1,0 +1,1 @@
+"""Estimates that planners and simulations share."""
