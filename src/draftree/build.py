@@ -24,7 +24,13 @@ from draftree.drafters.wrappers.ahead import ahead_of
 from draftree.drafters.wrappers.merged import MergedDrafter, part_draw
 from draftree.engine.parts import EngineParts, agree, require_picks
 from draftree.engine.sequence import DraftChoice
-from draftree.loading.auto_draft import FALLBACK_DRAFTS, AutoCandidate, auto_candidates, fetched_candidates
+from draftree.loading.auto_draft import (
+    FALLBACK_DRAFTS,
+    RACE_DRAFT,
+    AutoCandidate,
+    auto_candidates,
+    fetched_candidates,
+)
 from draftree.loading.encoder_decoder import is_encoder_decoder_target
 from draftree.loading.loaded import LoadedModel, kernels_of_drafter, require_layers
 from draftree.loading.resolve import prepared_folder, require_extras
@@ -370,6 +376,10 @@ def build_drafter(
     )
 
 
+MOST_RIVALS = 3
+"""Drafters that run a model, of which `auto` finds out the fastest while it writes."""
+
+
 @dataclass(frozen=True, slots=True)
 class AutoChoice:
     """The methods in the place of `draft="auto"` for one target, verifier and planner."""
@@ -384,38 +394,59 @@ def decide(loaded: LoadedModel, verify: str, plan: str | None, *, download: bool
 
     In this order: the result that `draftree tune` kept for this model on this machine; a head trained here, or shipped
     with this package; MTP layers of the checkpoint; a known head on this machine; with `download`, one that is
-    published for the model; a smaller model on this machine with the same tokenizer; `suffix`; plain decoding. A
-    drafter that does not fit to the target, the verifier or the planner is left out.
+    published for the model; a smaller model on this machine with the same tokenizer; `suffix`; plain decoding. Up to
+    `MOST_RIVALS` drafters that run a model are merged unless one was measured here: see `engine.race`. A drafter that
+    does not fit to the target, the verifier or the planner is left out.
 
     Raises:
         ConfigurationError: a planner was given, and no drafter fits.
     """
     candidates, left_out = auto_candidates(loaded)
     refused: dict[str, DraftreeError] = {}  # by the reason, which several specs of one drafter share
-    for candidate in _fetching(candidates, loaded) if download else candidates:
+    chosen: list[AutoCandidate] = []
+    draft = ""
+    for candidate in _fetching(candidates, loaded, chosen) if download else candidates:
         if not candidate.draft:
-            left_out.append(candidate.reason)
+            left_out += [] if chosen else [candidate.reason]
             continue
-        chosen = candidate.plan if plan is None else plan
+        if chosen and candidate.rival in ("", *(each.rival for each in chosen)):
+            continue
+        merged = (
+            RACE_DRAFT.format("+".join(rival.rival for rival in (*chosen, candidate))) if chosen else candidate.draft
+        )
         try:
-            _require_fit(candidate, loaded, verify, chosen)
+            _require_fit(replace(candidate, draft=merged), loaded, verify, candidate.plan if plan is None else plan)
         except DraftreeError as error:
             if str(error) not in refused:
                 left_out.append(f"'{candidate.draft}' cannot be used: {error}")
             refused[str(error)] = error
             continue
-        reasons = "; ".join([candidate.reason, *left_out])
-        return AutoChoice(candidate.draft, chosen, f"draft {AUTO_DRAFT}: {candidate.draft} ({reasons})")
+        chosen.append(candidate)
+        draft = merged
+        if not _can_race(candidate, verify, plan) or len(chosen) == MOST_RIVALS:
+            break
+    if chosen:
+        reasons = "; ".join([*(candidate.reason for candidate in chosen), *left_out])
+        note = f"draft {AUTO_DRAFT}: {draft} ({reasons})"
+        return AutoChoice(draft, chosen[0].plan if plan is None else plan, note)
     if plan is not None and refused:
         last = list(refused.values())[-1]
         raise ConfigurationError(f"draft '{AUTO_DRAFT}' finds no drafter for planner '{plan}': {last}") from last
     return AutoChoice(NO_DRAFT, None, f"draft {AUTO_DRAFT}: plain decoding ({'; '.join(left_out)})")
 
 
-def _fetching(candidates: Iterable[AutoCandidate], loaded: LoadedModel) -> Iterator[AutoCandidate]:
-    """Yield candidates, and in the place of a published one those that remain when it was downloaded."""
+def _fetching(
+    candidates: Iterable[AutoCandidate], loaded: LoadedModel, chosen: Sequence[AutoCandidate]
+) -> Iterator[AutoCandidate]:
+    """Yield candidates; while none is chosen, those that remain of a published one when it was downloaded."""
     for candidate in candidates:
-        yield from fetched_candidates(candidate, loaded) if candidate.can_be_fetched else (candidate,)
+        is_wanted = candidate.can_be_fetched and not chosen
+        yield from fetched_candidates(candidate, loaded) if is_wanted else (candidate,)
+
+
+def _can_race(candidate: AutoCandidate, verify: str, plan: str | None) -> bool:
+    """Return whether a candidate can be merged with others, of which the planner chooses one in every round."""
+    return bool(candidate.rival) and choose_methods(candidate.draft, verify, plan).plan.startswith(DEFAULT_PLAN)
 
 
 def _require_fit(candidate: AutoCandidate, loaded: LoadedModel, verify: str, plan: str | None) -> None:

@@ -26,6 +26,7 @@ from draftree.core.host import apply_threads
 from draftree.engine.engine import Engine
 from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.prompts import PromptEncoder, encoder_of
+from draftree.engine.race import Race
 from draftree.engine.requests import SequenceFactory
 from draftree.engine.sequence import SourceOrTokens, Update, WritingSequence
 from draftree.loading.images import image_processor_of, image_reader_of
@@ -208,6 +209,10 @@ class LLM:
         build = partial(build_parts, methods, loaded, self._tokenizer, trust_remote_code=trusts)
         self._parts = alone(lambda: build(clock=options.clock, learning=self.learned))
         self._engine = Engine(self._parts, options, on_round=options.on_round)
+        raced = self._parts.choice(auto.draft) if auto else None
+        self._race = Race(raced) if raced is not None else None
+        if self._race is not None:
+            self._engine.on_round(self._race.observe)
         self.kernels = loaded.kernels
         self.fallback_reason = loaded.fallback_reason
         self.is_exact = loaded.model.is_exact
@@ -305,8 +310,10 @@ class LLM:
 
     @property
     def draft_note(self) -> str:
-        """What `auto` stands for and why, and the drafter's decisions during construction; empty if there are none."""
-        return "; ".join(filter(None, (self._auto_note, *(choice.drafter.note for choice in self._parts.drafters))))
+        """What `auto` stands for and why, decisions during construction and in the race of drafters; may be empty."""
+        found = () if self._race is None else self._race.notes
+        notes = (self._auto_note, *(choice.drafter.note for choice in self._parts.drafters), *found)
+        return "; ".join(filter(None, notes))
 
     def generate(
         self,

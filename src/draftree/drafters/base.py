@@ -256,6 +256,10 @@ class Drafter(Generic[State]):
     def close(self, state: State) -> None:
         """Free the resources of a sequence."""
 
+    def release(self, part: int) -> DraftTraits:
+        """Free one of several merged drafters, also in open sequences; returns the traits of the rest."""
+        raise NotImplementedError(f"{type(self).__name__} merges no drafters")
+
     def forget(self) -> None:
         """Drop everything learned from earlier requests; open sequences are unchanged."""
 

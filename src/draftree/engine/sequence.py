@@ -26,15 +26,20 @@ from draftree.text.detokenize import Detokenizer, StopChecker
 from draftree.verifiers.base import Guarantee
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class DraftChoice:
-    """A drafter that requests can choose, and what belongs to it."""
+    """A drafter that requests can choose, and what belongs to it. Mutated by `release` only."""
 
     name: str
     drafter: Drafter[Any]
     traits: DraftTraits
     planner: Planner[Any]
     draw: Draw = Draw.FREE  # how its children are drawn, as agreed with the verifier
+
+    def release(self, part: int, reason: str) -> None:
+        """Free one of several merged drafters; between rounds only."""
+        self.planner.release(part, reason)
+        self.traits = self.drafter.release(part)
 
 
 @dataclass(frozen=True, slots=True)

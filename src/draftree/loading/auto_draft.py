@@ -193,10 +193,8 @@ def _trained_file(fingerprint: str) -> Path | None:
     return None if folder is None or not fingerprint else folder / "heads" / f"{fingerprint}.json"
 
 
-TRAINED_DRAFTS = ("head:{name}+suffix", "head:{name}")
-"""With a head: merged with `suffix`; alone for verifiers that need draft distributions."""
-SIBLING_DRAFTS = ("model:{name}+suffix", "model:{name}")
-"""With a smaller model, in the same way."""
+RACE_DRAFT = "{}+suffix"
+"""With one or more drafters that run a model; alone for verifiers that need draft distributions."""
 FALLBACK_DRAFTS = ("suffix", "suffix,width=1")
 """Without one: lossless and without a second model; as a chain for targets and verifiers without trees."""
 NO_RESULT = "this package has no trained drafter for this model"
@@ -208,9 +206,9 @@ class AutoCandidate:
     draft: str  # its spec; empty if there is nothing to try, and `reason` says why
     plan: str | None  # the planner that belongs to it; None for the default
     reason: str  # why it is chosen, in words
-    found: FoundDrafter | None = (
-        None  # the head or model that no one has measured here, to be checked before it is used
-    )
+    # the head or model that no one has measured here, to be checked before it is used
+    found: FoundDrafter | None = None
+    rival: str = ""  # the drafter alone, if it may be merged with other candidates
 
     @property
     def can_be_fetched(self) -> bool:
@@ -229,7 +227,7 @@ class AutoCandidate:
 def auto_candidates(loaded: LoadedModel) -> tuple[Iterator[AutoCandidate], list[str]]:
     """Return the drafters to try for a target, best first, and sentences about what was left out.
 
-    Published drafters are searched for when those before them were refused.
+    Published drafters are searched for when those before them were tried.
     """
     kept, ignored = _unless_damaged(lambda: tuned_for(loaded)) or (None, None)
     left_out = [] if ignored is None else [ignored]
@@ -239,7 +237,7 @@ def auto_candidates(loaded: LoadedModel) -> tuple[Iterator[AutoCandidate], list[
         candidates.append(AutoCandidate(kept.draft, kept.plan, measured))
 
     def add_head(name: str, reason: str) -> None:
-        candidates.extend(AutoCandidate(draft.format(name=name), None, reason) for draft in TRAINED_DRAFTS)
+        candidates.extend(_with_and_without_suffix(f"head:{name}", reason))
 
     fingerprint = loaded.model.fingerprint
     trained = None if is_remote(loaded.name) else _unless_damaged(lambda: trained_for(fingerprint))
@@ -322,8 +320,13 @@ def _candidates_of(found: FoundDrafter) -> Iterator[AutoCandidate]:
         return
     # the path of a model at the hub, whose id would be looked up there at every start
     name = found.known.id if found.known.id in CATALOGUE else found.place
-    for draft in SIBLING_DRAFTS if found.known.kind == SIBLING else TRAINED_DRAFTS:
-        yield AutoCandidate(draft.format(name=name), None, f"{found.description} {found.where}", found)
+    kind = "model" if found.known.kind == SIBLING else "head"
+    yield from _with_and_without_suffix(f"{kind}:{name}", f"{found.description} {found.where}", found)
+
+
+def _with_and_without_suffix(draft: str, reason: str, found: FoundDrafter | None = None) -> list[AutoCandidate]:
+    merged = AutoCandidate(RACE_DRAFT.format(draft), None, reason, found, rival=draft)
+    return [merged, AutoCandidate(draft, None, reason, found)]
 
 
 def fetched_candidates(candidate: AutoCandidate, loaded: LoadedModel) -> list[AutoCandidate]:

@@ -494,6 +494,23 @@ def test_auto_takes_a_head_of_the_hub_cache_and_keeps_the_text(target: Path, pla
     assert LLM(target, dtype="float32", verify="token").drafts == (f"head:{snapshot}",)
 
 
+def test_up_to_three_drafters_race_and_the_text_is_kept(
+    target: Path, hub: list[tuple[str, str | None]], tmp_path: Path
+) -> None:
+    kinds = ("dflash", "eagle3", "eagle3.1", "peagle")
+    heads = [Path(shutil.copytree(head_folder(tmp_path / "heads", kind), target.parent / kind)) for kind in kinds]
+    name_them(drafters=[{"kind": "eagle3", "id": "maker/head", "source": "me"}])
+    model = load_model(target, dtype="float32")
+    llm = LLM(model, download_drafter=True)
+    assert llm.drafts == ("+".join((*(f"head:{head}" for head in heads[:3]), "suffix")),)
+    assert llm.draft_note.count(" beside the model") == 3
+    assert hub == [], "nothing is downloaded beside what is here"
+    plain = LLM(model, "none").generate([PROMPT], GREEDY)[0].token_ids
+    assert llm.generate([PROMPT], GREEDY)[0].token_ids == plain
+    assert LLM(model, plan="fixed").drafts == (f"head:{heads[0]}+suffix",), "other planners do not compare"
+    assert LLM(model, verify="token").drafts == (f"head:{heads[0]}",)
+
+
 def test_a_head_that_does_not_fit_is_left_out_with_the_reason(target: Path, tmp_path: Path) -> None:
     wrong = head_folder(tmp_path / "heads", "eagle3", vocab_size=100)
     shutil.copytree(wrong, target.parent / "wrong")

@@ -13,17 +13,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final
+from weakref import WeakSet
 
 from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.core.node_map import NodeMap, first_levels, join, merge
 from draftree.core.tensors import layers_of
 from draftree.core.tree import EMPTY, Draw, TokenTree
 from draftree.core.types import Budget
-from draftree.drafters.base import Drafter, DraftTraits, Observation, SequenceView
+from draftree.drafters.base import NO_DRAFTS, Drafter, DraftTraits, Observation, SequenceView
 from draftree.models.memory import Footprint, total
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class MergedSequence:
     """A sequence of merged drafters. Mutated by `MergedDrafter` only."""
 
@@ -33,6 +34,17 @@ class MergedSequence:
     """The last tree of every part; empty if nothing was drafted."""
     maps: list[NodeMap] = field(default_factory=list)
     """Where the nodes of these trees are in the merged tree."""
+
+
+@final
+class _Released(Drafter[None]):
+    """In the place of a drafter that was released."""
+
+    def __init__(self) -> None:
+        pass
+
+    def open(self, sequence: SequenceView) -> None:
+        return None
 
 
 @final
@@ -56,6 +68,7 @@ class MergedDrafter(Drafter[MergedSequence]):
         self._clock = clock
         self._draw = draw
         self._vocab_size = vocab_size
+        self._open: WeakSet[MergedSequence] = WeakSet()
 
     @classmethod
     def describe(cls, config: Sequence[DraftTraits]) -> DraftTraits:
@@ -94,21 +107,35 @@ class MergedDrafter(Drafter[MergedSequence]):
             drafter.forget()
 
     def open(self, sequence: SequenceView) -> MergedSequence:
-        return MergedSequence([drafter.open(sequence) for drafter in self._drafters])
+        return self._opened([drafter.open(sequence) for drafter in self._drafters])
+
+    def _opened(self, parts: list[Any]) -> MergedSequence:
+        state = MergedSequence(parts)
+        self._open.add(state)
+        return state
+
+    def release(self, part: int) -> DraftTraits:
+        for state in self._open:
+            if state.parts[part] is not None:
+                self._drafters[part].close(state.parts[part])
+                state.parts[part] = None
+        self._drafters[part] = _Released()
+        self._traits[part] = NO_DRAFTS
+        traits = self.describe(self._traits)
+        self._features = traits.features
+        return traits
 
     def fork(self, state: MergedSequence, sequence: SequenceView, length: int) -> MergedSequence:
         pairs = zip(self._drafters, state.parts, strict=True)
-        return MergedSequence(
-            [d.open(sequence) if part is None else d.fork(part, sequence, length) for d, part in pairs]
-        )
+        return self._opened([d.open(sequence) if part is None else d.fork(part, sequence, length) for d, part in pairs])
 
     def detach(self, state: MergedSequence, length: int) -> MergedSequence | None:
         kept = [drafter.detach(part, length) for drafter, part in zip(self._drafters, state.parts, strict=True)]
-        return None if all(part is None for part in kept) else MergedSequence(kept)
+        return None if all(part is None for part in kept) else self._opened(kept)
 
     def attach(self, state: MergedSequence, sequence: SequenceView, length: int) -> MergedSequence:
         pairs = zip(self._drafters, state.parts, strict=True)
-        return MergedSequence(
+        return self._opened(
             [d.open(sequence) if part is None else d.attach(part, sequence, length) for d, part in pairs]
         )
 
@@ -167,7 +194,7 @@ class MergedDrafter(Drafter[MergedSequence]):
         verdict = whole.verdict
         hidden = whole.hidden
         traits = self._traits[index]
-        if verdict is not None and not traits.wants_picks:
+        if verdict is not None and verdict.picks and not traits.wants_picks:
             verdict = replace(verdict, picks=())
         if verdict is not None and trees:
             verdict = whole.state.maps[index].verdict_on_source(verdict)
