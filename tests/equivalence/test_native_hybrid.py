@@ -212,6 +212,8 @@ def test_partial_nodes_leave_no_trace(family: str, part: LayerSubset) -> None:
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_a_quantized_copy_drafts_on_the_states_of_its_target(family: str) -> None:
     lm, tokens = native(family), text(60)
+    if family == "kimi_linear":
+        lm = lowered(family, mlp_layer_types=["dense"] * 4, q_lora_rank=48)
     if lm.blueprint.has_experts:
         return
     copy, part = lm.quantized_copy("int8"), LayerSubset(end=lm.num_layers)
@@ -225,7 +227,7 @@ def test_a_quantized_copy_drafts_on_the_states_of_its_target(family: str) -> Non
 
 
 @pytest.mark.parametrize("kind", DTYPES)
-@pytest.mark.parametrize("family", ["lfm3", "qwen3_5_text", "nemotron_h"])
+@pytest.mark.parametrize("family", ["lfm3", "qwen3_5_text", "nemotron_h", "kimi_linear"])
 def test_packed_weights_in_a_folder_give_the_same_bits(family: str, kind: str, tmp_path: Path) -> None:
     model = fresh(family, dtype=DTYPES[kind], **(SIZES | HYBRIDS[family]))
     blueprint, quantization = plan_model(model), kind if kind in QUANTIZED else None
@@ -238,7 +240,7 @@ def test_packed_weights_in_a_folder_give_the_same_bits(family: str, kind: str, t
 def test_every_set_of_instructions_agrees(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     other = built(name)
     monkeypatch.setattr(decoder, "library", lambda: other)
-    for family in ("lfm3", "qwen3_5_text", "bamba"):
+    for family in ("lfm3", "qwen3_5_text", "bamba", "kimi_linear"):
         lm, tokens = lowered(family, "bfloat16"), text(60)
         rows = whole(lm, tokens)
         spread = rows.max() - rows.min()

@@ -163,6 +163,20 @@ def test_a_router_of_another_formula_is_refused() -> None:
         plan_lowering(model)
 
 
+@pytest.mark.parametrize("kind", DTYPES)
+@pytest.mark.parametrize("others", [{"rope_interleave": False}, {"attention_bias": True, "kv_lora_rank": 80}])
+def test_latent_attention_of_other_forms(others: dict[str, Any], kind: str) -> None:
+    lm, tokens = lowered("deepseek_v3", kind, **others), text(70)
+    if kind == "float32":
+        require_near(at_once(lm, tokens), logits_of(peer_of("deepseek_v3", **others), tokens))
+    assert torch.equal(at_once(lm, tokens), alone(lm, tokens))
+
+
+def test_values_of_latent_attention_are_no_longer_than_keys() -> None:
+    with pytest.raises(NativeUnavailableError, match="no longer than keys"):
+        plan_lowering(HFModel(peer_of("deepseek_v3", v_head_dim=64)))
+
+
 def test_too_many_experts_are_refused() -> None:
     model = peer_of("mixtral", num_local_experts=MAX_EXPERTS + 1, num_experts=MAX_EXPERTS + 1)
     with pytest.raises(NativeUnavailableError, match=f"of {MAX_EXPERTS} at most"):
@@ -187,6 +201,7 @@ def test_norms_of_single_heads_with_mean_and_bias() -> None:
     ("family", "others", "reason"),
     [
         ("opt", AFTER, "norms after its sublayers is not divided"),
+        ("minicpm3", {}, "latent attention"),
         ("olmo2", {}, "all heads together"),
     ],
 )

@@ -18,7 +18,16 @@ from torch import Tensor
 
 from draftree.models.native.build import FLAGS, SOURCES, VARIANTS
 from draftree.models.native.decoder import NativeDecoder
-from draftree.models.native.structures import CDecoder, CExperts, CLayer, CLinear, CPass, Layout, parse_layout
+from draftree.models.native.structures import (
+    CDecoder,
+    CExperts,
+    CLayer,
+    CLinear,
+    CPass,
+    Layout,
+    latents_of,
+    parse_layout,
+)
 
 DRIVER = Path(__file__).with_name("cross_driver.c")
 UNUSED = ("search", "trees", "learning", "probe")
@@ -141,6 +150,8 @@ class Recording:
             elif name in ("gate_up", "down") and isinstance(structure, CExperts):
                 count = structure.count + structure.shared
                 self._moves.append((at, self._add_array((CLinear * count).from_address(value))))
+            elif name == "latents" and value is not None:
+                self._moves.append((at, self._add_array(latents_of(structure))))
             elif name == "layers":
                 whole = ctypes.cast(value, ctypes.POINTER(CLayer * structure.num_layers)).contents
                 self._moves.append((at, self._add_array(whole)))

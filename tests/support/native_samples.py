@@ -20,6 +20,25 @@ in_c = pytest.mark.skipif(shutil.which("cc") is None, reason="native kernels nee
 """Marks tests of native kernels."""
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "max_position_embeddings": 400}
 WINDOW: dict[str, Any] = {"sliding_window": 37, "layer_types": ["sliding_attention", "full_attention"]}
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 48,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 16,
+}
+LATENT_EXPERTS: dict[str, Any] = {
+    **LATENT,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 3,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.0,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": True, "attention_bias": True},
     "mistral": {"sliding_window": 37},
@@ -65,6 +84,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_types": ["full_attention", "full_attention"],
     },
     "gpt_oss": WINDOW,
+    "deepseek_v2": {**LATENT_EXPERTS, "topk_method": "greedy", "q_lora_rank": None},
+    "deepseek_v3": LATENT_EXPERTS | {"q_lora_rank": 64},
+    "glm4_moe_lite": {**LATENT_EXPERTS, "v_head_dim": 48},
+    "minicpm3": LATENT,
 }
 LAYERS = ["linear_attention", "full_attention", "linear_attention"]
 DELTA: dict[str, Any] = {
@@ -111,6 +134,15 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     "qwen3_5_text": DELTA,
     "qwen3_5_moe_text": {**DELTA, **SPARSE},
     "olmo_hybrid": {**DELTA, "linear_allow_neg_eigval": True},
+    "kimi_linear": {
+        **LATENT_EXPERTS,
+        "num_hidden_layers": 4,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+        "q_lora_rank": None,
+        "linear_num_heads": 4,
+        "linear_head_dim": 32,
+    },
     "bamba": {**MAMBA, "attn_layer_indices": [1], "num_logits_to_keep": 0},
     "granitemoehybrid": {
         **MAMBA,
@@ -170,7 +202,10 @@ DTYPES = {
     "int4": torch.bfloat16,
 }
 QUANTIZED = ("int8", "int4")
-EXPERTS = ("olmoe", "flex_olmo", "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss")
+EXPERTS = (
+    *("olmoe", "flex_olmo", "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"),
+    *("deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
+)
 """Families with experts."""
 
 

@@ -37,8 +37,8 @@ def test_logits_are_those_of_the_same_weights_in_float32(
         found = _logits(half)
     spread = wanted.max() - wanted.min()
     assert found.dtype == torch.float32
-    # embeddings are scaled in bfloat16 by gemma: one rounding is left
-    assert (found - wanted).abs().max() < (5e-3 if family == "gemma3_text" else 1e-5) * spread
+    # embeddings are scaled in bfloat16 by gemma and minicpm: one rounding is left
+    assert (found - wanted).abs().max() < (5e-3 if family in ("gemma3_text", "minicpm3") else 1e-5) * spread
     assert torch.equal(_logits(half).float(), rounded)
 
 

@@ -39,6 +39,7 @@ class LinearBlueprint:
     # number of outputs of each head, its first ones, of which neighbours rotate together by position; 0 if those of
     # two halves do, as native kernels require
     pairs: int = 0
+    unpaired: int = 0  # outputs of each head before those, after which its last ones follow in this case
     part: OutputPart | None = None  # outputs of the weight that are used; None for all
     factor: float = 1.0  # by which the weight is multiplied
 
@@ -55,6 +56,16 @@ class LinearBlueprint:
     @property
     def names(self) -> tuple[str, ...]:
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class LatentBlueprint:
+    """Inputs of a mixer that are computed from a vector: the first outputs of another product."""
+
+    vector: LinearBlueprint  # product whose outputs start with the vector
+    norm: str | None  # name of the root-mean-square norm of the vector; None for none
+    epsilon: float  # of that norm
+    product: LinearBlueprint  # of the vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +178,8 @@ class LinearRecurrence:
     """Gated delta net or Mamba2: a state per head that decays, and to which each token adds key times value.
 
     Inputs are queries, keys, values, factors, time steps and gates of a gated delta net, and values, keys, queries,
-    time steps and gates of Mamba2. Queries, keys and values are convolved. Source: arXiv 2412.06464, 2405.21060.
+    time steps and gates of Mamba2. Queries, keys and values are convolved. Source: arXiv 2412.06464, 2405.21060,
+    2510.26692.
     """
 
     kind: int  # one of `RECURRENCES`
@@ -185,6 +197,8 @@ class LinearRecurrence:
     norm_groups: int  # equal parts of the results that are normed apart
     norm_epsilon: float
     is_norm_first: bool  # whether results are normed before they are multiplied by their gates
+    is_logistic: bool = False  # whether gates are logistic functions; otherwise SiLU
+    decays: int = 1  # of a head: 1, or one for each number of a key
     skip: str | None = None  # name of the factors of values in results; None for none
     step_limits: tuple[float, float] = (0.0, math.inf)
     factor_scale: float = 1.0  # largest factor of a value, of a gated delta net
@@ -203,8 +217,9 @@ class LinearRecurrence:
     @property
     def width(self) -> int:
         """Numbers of a token that its state follows from."""
-        numbers_of_head = 1 if self.kind == RECURRENCES["MAMBA2"] else 2
-        return self.channels + numbers_of_head * filled_up(self.heads)
+        if self.kind == RECURRENCES["MAMBA2"]:
+            return self.channels + filled_up(self.heads)
+        return self.channels + filled_up(self.heads) + filled_up(self.heads * self.decays)
 
     @property
     def state_size(self) -> int:
@@ -236,6 +251,7 @@ class MixerBlueprint:
     inputs: tuple[LinearBlueprint, ...]
     recurrence: Recurrence | None  # None for a copy of the products alone
     output: LinearBlueprint
+    latents: tuple[LatentBlueprint, ...] = ()  # of further inputs, which follow
 
 
 STATE_COLUMNS = 32  # columns of a state that the C library keeps together
@@ -295,6 +311,7 @@ def _read_rope(rotary: Any, kind: str, positions: Tensor) -> Rope:
         raise NativeUnavailableError(f"{type(rotary).__name__} stores its frequencies under an unknown name")
     like, ids = torch.zeros(1, 1, 1), positions.unsqueeze(0)
     wanted = rotary(like, ids, kind) if kind else rotary(like, ids)
+    wanted = (wanted.real, wanted.imag) if isinstance(wanted, Tensor) else wanted
     rope = Rope(tuple(frequencies.float().tolist()), float(getattr(rotary, f"{prefix}attention_scaling", 1.0)))
     for table, theirs in zip(rope.at(positions), wanted, strict=True):
         angles = table[:, : table.shape[-1] // 2]  # both halves of a head have the same; or both numbers of a pair
@@ -314,6 +331,7 @@ ACTIVATIONS = {
 SILU, GELU_TANH, GELU, RELU, QUICK_GELU, CLAMPED_SILU, RELU_SQUARED = ACTIVATIONS.values()
 MAX_EXPERTS = 1024
 MAX_TAPS = 16
+MAX_LATENTS = 2
 RECURRENCES = {"SHORT_CONVOLUTION": 0, "GATED_DELTA": 1, "MAMBA2": 2}
 NORM_KINDS = {"RMS_NORM": 0, "LAYER_NORM": 1}
 RMS_NORM, LAYER_NORM = NORM_KINDS.values()
@@ -357,6 +375,17 @@ class LayerBlueprint:
     # outputs of the gate of attention, whose logistic function is a factor of its results: 1 for each head, or as many
     # as a head has; 0 for no gate
     gate_size: int = 0
+    latents: tuple[LatentBlueprint, ...] = ()  # of further inputs of the mixer, which follow those of `qkv`
+
+    @property
+    def attends(self) -> bool:
+        return self.output is not None and self.recurrence is None
+
+    @property
+    def has_latent_keys(self) -> bool:
+        """Whether keys and values are expanded from the last latent vector; the heads share what follows that."""
+        last = self.latents[-1] if self.latents else None
+        return last is not None and last.vector.outputs > last.product.inputs
 
     def with_norms_of(self, before: str | None) -> LayerBlueprint:
         """Return a layer with norms after its sublayers as one with norms before them."""
@@ -367,8 +396,9 @@ class LayerBlueprint:
 
     @property
     def inputs(self) -> tuple[LinearBlueprint, ...]:
-        """The products before the mixer, in the order of the C library."""
-        return self.qkv if self.beside is None else (*self.qkv, *self.beside.inputs)
+        """The products of the normed stream before the mixer, in the order of the C library."""
+        inputs = (*(latent.vector for latent in self.latents), *self.qkv)
+        return inputs if self.beside is None else (*inputs, *self.beside.inputs)
 
     @property
     def outputs(self) -> tuple[LinearBlueprint, ...]:
@@ -399,7 +429,7 @@ class LayerBlueprint:
     @property
     def _mixer(self) -> tuple[LinearBlueprint, ...]:
         source = () if self.source is None else (self.source.query, self.source.output)
-        return (*self.inputs, *self.outputs, *source)
+        return (*self.inputs, *(latent.product for latent in self.latents), *self.outputs, *source)
 
     @property
     def _perceptron(self) -> tuple[LinearBlueprint, ...]:
@@ -466,6 +496,9 @@ class Blueprint:
     unplaced: int | None = None  # token to which no position is added; None for none
     start_norm: str | None = None  # name of the norm of what enters the first layer; None for none
     is_start_norm_first: bool = False  # whether positions are added after that norm
+    shared_dim: int = 0  # of latent attention: last numbers of a key, which all heads share; 0 for other attention
+    # numbers of a value, at most `head_dim`, to which it is filled up with zeros; None for all
+    values: int | None = None
     score_biases: tuple[ScoreBias, ...] = ()  # biases of scores by distance
 
     def as_unpacked(self) -> Blueprint:
@@ -479,7 +512,8 @@ class Blueprint:
                 place = f"[{part.groups}, {part.first}:{part.end}]"
                 bias = None if linear.bias is None else f"{linear.bias}{place}"
                 linear = replace(linear, weight=f"{linear.weight}{place}", bias=bias, part=None)
-            return replace(linear, is_transposed=False, is_interleaved=False, groups=0, pairs=0, factor=1.0)
+            plain_order: dict[str, Any] = {"groups": 0, "pairs": 0, "unpaired": 0}
+            return replace(linear, is_transposed=False, is_interleaved=False, factor=1.0, **plain_order)
 
         def plain_or_none(linear: LinearBlueprint | None) -> LinearBlueprint | None:
             return None if linear is None else plain(linear)
@@ -489,9 +523,13 @@ class Blueprint:
                 return None
             return replace(mixer, inputs=tuple(map(plain, mixer.inputs)), output=plain(mixer.output))
 
+        def plain_latent(latent: LatentBlueprint) -> LatentBlueprint:
+            return replace(latent, vector=plain(latent.vector), product=plain(latent.product))
+
         layers = tuple(
             replace(
                 layer,
+                latents=tuple(map(plain_latent, layer.latents)),
                 qkv=tuple(map(plain, layer.qkv)),
                 output=plain_or_none(layer.output),
                 beside=plain_mixer(layer.beside),
@@ -501,6 +539,18 @@ class Blueprint:
             for layer in self.layers
         )
         return replace(self, layers=layers, position_offset=0)
+
+    @property
+    def value_dim(self) -> int:
+        """Numbers of a value, which are fewer than those of a key in some models."""
+        return self.head_dim if self.values is None else self.values
+
+    def width_before_mixer(self, layer: LayerBlueprint) -> int:
+        """Return the numbers of a row before the mixer of a layer."""
+        linears = (*layer.inputs, *(latent.product for latent in layer.latents))
+        width = sum(filled_up(linear.outputs) for linear in linears)
+        # keys and values are expanded beside what they are expanded from
+        return width + 2 * self.heads * self.head_dim if layer.has_latent_keys else width
 
     def bias_of_norm(self, name: str) -> str | None:
         """Return the name of a norm's bias, from that of its weight; None for none."""
@@ -537,6 +587,7 @@ class Blueprint:
         for layer in self.layers:
             names |= {name for linear in layer.linears for name in linear.names}
             names |= set() if layer.sinks is None else {layer.sinks}
+            names |= {latent.norm for latent in layer.latents if latent.norm is not None}
             names |= set() if layer.state is None else set(layer.state.names)
             if layer.experts is not None and layer.experts.choice_bias is not None:
                 names.add(layer.experts.choice_bias)

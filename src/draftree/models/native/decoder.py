@@ -299,9 +299,7 @@ class NativeDecoder:
     def row_bytes(self) -> int:
         """Size of a row's activations in bytes: residual stream, product, mixed values, next input."""
         plan = self._blueprint
-        all_heads = (plan.heads + 2 * plan.kv_heads) * plan.head_dim
-        outputs = [sum(linear.outputs for linear in layer.inputs) for layer in plan.layers]
-        all_heads = max(all_heads, *outputs)
+        all_heads = max((plan.heads + 2 * plan.kv_heads) * plan.head_dim, *map(plan.width_before_mixer, plan.layers))
         results = [layer.output.inputs for layer in plan.layers if layer.output is not None]
         widest = max(plan.hidden, plan.heads * plan.head_dim, plan.mlp, *results)
         experts = [layer.experts for layer in plan.layers if layer.experts is not None]

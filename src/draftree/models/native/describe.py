@@ -34,7 +34,8 @@ from draftree.models.native.blueprint import (
     read_ropes,
 )
 from draftree.models.native.build import NativeUnavailableError
-from draftree.models.native.mixers import describe_mixer, recurrent_mixer
+from draftree.models.native.latent import LatentSizes, is_latent, require_latent_sizes, with_latent_attention
+from draftree.models.native.mixers import convolution_of, describe_mixer, recurrent_mixer
 from draftree.models.native.modules import (
     Names,
     activation_module,
@@ -111,7 +112,7 @@ def facts_of(model: Any) -> ModelFacts:
 
 
 ATTENTION = ("self_attn", "attn", "attention", "self_attention")
-QUERIES = ("q_proj", "qkv_proj", "c_attn")
+QUERIES = ("q_proj", "qkv_proj", "c_attn", "q_b_proj")
 QUERY_NORM, KEY_NORM = ("q_norm", "q_layernorm"), ("k_norm", "k_layernorm")
 FACTOR_TOLERANCE = 1e-2
 """Largest relative error of a factor of queries that is one of the usual ones, in half precision."""
@@ -212,27 +213,35 @@ def rotations(
     if not firsts:
         return [Rotation.NONE] * len(layers)
     recorded = _before_and_after(model, layers, last=max(firsts.values()))
-    of_kind: dict[tuple[int | None, int | None], Rotation] = {
-        (kind, window): _rotation(*recorded[index], ropes[kind]) if index in recorded else Rotation.HALVES
-        for (kind, window), index in firsts.items()
-        if kind is not None
-    }
-    return [of_kind.get(key, Rotation.NONE) for key in alike]
+    of_kind: dict[tuple[int | None, int | None], Rotation] = {}
+    for (kind, window), index in firsts.items():
+        if kind is not None and index in recorded:
+            before, after = recorded[index]
+            size = 2 * len(ropes[kind].frequencies)
+            first = before.shape[-1] - size if is_latent(attention_of(layers[index])) else 0
+            of_kind[kind, window] = _rotation(before, after, ropes[kind], first=first)
+    return [of_kind.get(key, Rotation.NONE if key[0] is None else Rotation.HALVES) for key in alike]
 
 
-def _rotation(before: Tensor, after: Tensor, rope: Rope) -> Rotation:
-    """Return the rotation that agrees best with queries; HALVES, the usual one, if none agrees."""
+def _rotation(before: Tensor, after: Tensor, rope: Rope, *, first: int) -> Rotation:
+    """Return the rotation that agrees best with queries; HALVES, the usual one, if none agrees.
+
+    `first`: numbers of a head before those that rotate.
+    """
     cosines, sines = (table[:, None, : table.shape[1] // 2] for table in rope.at(torch.arange(before.shape[0])))
-    size = 2 * cosines.shape[-1]
-    turned, rest = before[..., :size], before[..., size:]
+    start, turned, rest = before.tensor_split([first, first + 2 * cosines.shape[-1]], dim=-1)
     low, high = turned.chunk(2, dim=-1)
     even, odd = turned[..., ::2], turned[..., 1::2]
-    halves = torch.cat((low * cosines - high * sines, high * cosines + low * sines, rest), dim=-1)
-    pairs = torch.stack((even * cosines - odd * sines, odd * cosines + even * sines), dim=-1).flatten(-2)
-    rotated = {Rotation.HALVES: halves, Rotation.PAIRS: torch.cat((pairs, rest), dim=-1), Rotation.NONE: before}
-    errors = {rotation: float((queries - after).norm()) for rotation, queries in rotated.items()}
-    best = min(errors, key=lambda kind: errors[kind])
-    return best if errors[best] <= ROTATION_TOLERANCE * float(after.norm()) else Rotation.HALVES
+    pairs = (even * cosines - odd * sines, odd * cosines + even * sines)
+    rotated = (
+        (Rotation.HALVES, torch.cat((low * cosines - high * sines, high * cosines + low * sines), dim=-1)),
+        (Rotation.PAIRS, torch.stack(pairs, dim=-1).flatten(-2)),
+        (Rotation.PAIRS, torch.cat(pairs, dim=-1)),  # keys have this order as well
+        (Rotation.NONE, turned),
+    )
+    errors = [(float((torch.cat((start, part, rest), dim=-1) - after).norm()), kind) for kind, part in rotated]
+    error, best = min(errors, key=lambda each: each[0])
+    return best if error <= ROTATION_TOLERANCE * float(after.norm()) else Rotation.HALVES
 
 
 BEFORE_ATTENTION = ("input_layernorm", "ln_attn", "ln_1", "self_attn_layer_norm", "operator_norm")
@@ -253,7 +262,8 @@ SHARED_EXPERT = "shared_mlp"
 def attention_of(layer: Any) -> Any:
     """Return the module of a layer that attends; None for none."""
     sublayer = first_part(layer, SUBLAYER)
-    return sublayer if first_part(sublayer, *QUERIES) is not None else first_part(layer, *ATTENTION)
+    attention = sublayer if first_part(sublayer, *QUERIES) is not None else first_part(layer, *ATTENTION)
+    return attention if attention is None or convolution_of(attention) is None else None
 
 
 def mlp_of(layer: Any) -> Any:
@@ -358,6 +368,11 @@ def with_attention(
 ) -> LayerBlueprint:
     """Return a layer with attention, whose rotary positions have the index `rope`; None for none."""
     output = linear_of(part(attention, *OUTPUT), "'o_proj'", names=names)
+    plan = replace(plan, output=output, window=call.window, scaling=call.scaling * factor, rope=rope)
+    if is_latent(attention):
+        if call.softcap is not None or call.sinks is not None:
+            raise NativeUnavailableError("its latent attention has caps of scores, or sinks")
+        return with_latent_attention(plan, attention, LatentSizes.of(attention, heads), pairs=pairs, names=names)
     qkv = _queries_keys_values(attention, names=names, pairs=pairs)
     head_dim, gate_size = output.inputs // heads, 0
     if len(qkv) == 3 and qkv[0].outputs == 2 * output.inputs:  # queries and gate of each head
@@ -373,10 +388,6 @@ def with_attention(
         query_norm=_name_of(first_part(attention, *QUERY_NORM), names),
         key_norm=_name_of(first_part(attention, *KEY_NORM), names),
         qkv=qkv,
-        output=output,
-        window=call.window,
-        scaling=call.scaling * factor,
-        rope=rope,
         score_cap=call.softcap,
         sinks=None if call.sinks is None else names.of_parameter(call.sinks),
         gate_size=gate_size,
@@ -389,7 +400,8 @@ def with_recurrence_beside(plan: LayerBlueprint, layer: Any, attention: Any, mix
         getattr(owner, f"{name}_multiplier", 1.0)
         for owner, name in ((layer, "attention_in"), (layer, "attn_out"), (attention, "key"))
     )
-    if len(plan.qkv) != 3 or plan.output is None or plan.output.bias is not None or mixer.output.bias is not None:
+    biases = [None if output is None else output.bias for output in (plan.output, mixer.output)]
+    if len(plan.qkv) != 3 or plan.output is None or biases != [None, None] or mixer.latents:
         raise NativeUnavailableError(f"{type(layer).__name__} adds the results of its mixers in an unknown way")
     query, key, value = (scaled(linear, reads) for linear in plan.qkv)
     beside = replace(mixer, output=scaled(mixer.output, getattr(layer, "ssm_out_multiplier", 1.0)))
@@ -437,7 +449,10 @@ def read(model: ModelFacts) -> Blueprint:
     if getattr(config, "_heterogeneity_spec", None) is not None:
         raise NativeUnavailableError("its layers have sizes of their own")
     heads = int(config.num_attention_heads)
+    latent = next((attention for layer in modules if is_latent(attention := attention_of(layer))), None)
+    sizes = None if latent is None else LatentSizes.of(latent, heads)
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+    head_dim = head_dim if sizes is None else sizes.head_dim
     rotary = first_part(base, *ROTARY)
     table = first_part(base, *POSITIONS)
     if table is not None and not isinstance(table, nn.Embedding):
@@ -479,7 +494,7 @@ def read(model: ModelFacts) -> Blueprint:
         epsilon=facts.epsilon,
         norm_offset=facts.offset,
         embedding_scale=scale_of_embedding(embedding, config),
-        residual_scale=float(getattr(config, "residual_multiplier", 1.0)),
+        residual_scale=float(first_part(config, "residual_multiplier") or getattr(modules[0], "residual_scale", 1.0)),
         logit_scale=_logit_scale(config),
         embedding=names.of(embedding),
         final_norm=final,
@@ -497,6 +512,8 @@ def read(model: ModelFacts) -> Blueprint:
         gate_slope=slope,
         positions=None if table is None else names.of(table),
         position_offset=offset,
+        shared_dim=0 if sizes is None else sizes.shared,
+        values=None if sizes is None else sizes.value,
     )
     require_sizes(plan, names)
     require_nothing_else(names, plan)
@@ -510,8 +527,8 @@ def _logit_scale(config: Any) -> float:
 
 
 def _kv_heads(layers: Sequence[LayerBlueprint], *, heads: int, head_dim: int) -> int:
-    attention = next((layer for layer in layers if layer.qkv and layer.recurrence is None), None)
-    if attention is None:
+    attention = next((layer for layer in layers if layer.attends), None)
+    if attention is None or attention.has_latent_keys:
         return heads
     return (sum(linear.outputs for linear in attention.qkv) - heads * (head_dim + attention.gate_size)) // (
         2 * head_dim
@@ -543,7 +560,8 @@ def _layers(
         mixer = None if recurrent_mixer(layer) is None else describe_mixer(layer, names=names)
         if attention is None:
             if mixer is not None:
-                plan = replace(plan, qkv=mixer.inputs, output=mixer.output, recurrence=mixer.recurrence)
+                fields: dict[str, Any] = {"recurrence": mixer.recurrence, "latents": mixer.latents}
+                plan = replace(plan, qkv=mixer.inputs, output=mixer.output, **fields)
             layers.append(plan)
             continue
         is_paired = number is not None and turned[index] is Rotation.PAIRS
@@ -631,7 +649,12 @@ def require_sizes(plan: Blueprint, names: Names) -> None:
     for layer in plan.layers:
         if layer.down is not None and sum(linear.outputs for linear in layer.gate_up) != wide * layer.down.inputs:
             raise NativeUnavailableError(f"a layer has a perceptron with results of the size {layer.down.inputs}")
-        if layer.recurrence is not None or layer.output is None:
+        if not layer.attends or layer.output is None:
+            continue
+        if layer.has_latent_keys != (plan.shared_dim > 0):
+            raise NativeUnavailableError("some of its layers have latent attention, and others have not")
+        if layer.has_latent_keys:
+            require_latent_sizes(plan, layer)
             continue
         sizes = sum(linear.outputs for linear in layer.qkv) - layer.gate_size * plan.heads, layer.output.inputs
         if sizes != (heads, plan.heads * plan.head_dim) or layer.gate_size not in (0, 1, plan.head_dim):

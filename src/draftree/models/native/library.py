@@ -19,6 +19,7 @@ from torch import Tensor
 from draftree.models.native.blueprint import (
     ACTIVATIONS,
     MAX_EXPERTS,
+    MAX_LATENTS,
     MAX_TAPS,
     NORM_KINDS,
     RECURRENCES,
@@ -250,7 +251,9 @@ class Library:
         layout = parse_layout(self._library.draftree_layout().decode())
         formats = {name.upper(): number for name, number in FORMATS.items()}
         constants = {**formats, **ACTIVATIONS, **NORM_KINDS, "LANES": LANES}
-        constants |= RECURRENCES | SCORES | {"MAX_EXPERTS": MAX_EXPERTS, "MAX_TAPS": MAX_TAPS}
+        constants |= (
+            RECURRENCES | SCORES | {"MAX_EXPERTS": MAX_EXPERTS, "MAX_TAPS": MAX_TAPS, "MAX_LATENTS": MAX_LATENTS}
+        )
         require_same_layout(layout, (*STRUCTURES, CSearch), constants | {"NUM_KINDS": len(KINDS)})
         self.rows_of_chunk = layout["-", "ATTENTION_ROWS"][1]
         self.max_count = layout["-", "MAX_COUNT"][1]

@@ -20,7 +20,7 @@ from draftree.models.native.decoder import KV_SCALE_BYTES, NativeDecoder, Rows, 
 from draftree.models.native.library import LANES
 from draftree.models.native.shares import Share
 from draftree.models.native.states import MOST_KEPT, NativeStates
-from draftree.models.native.structures import NORMS
+from draftree.models.native.structures import NORMS, latents_of
 from draftree.models.native.weights import Weights
 from draftree.models.torch.inspection import ReadPrompt
 
@@ -56,7 +56,7 @@ class NativeModel(SlottedModel):
     def _new_pool(self, row: int, dtype: torch.dtype) -> SlotPool:
         """Return slots with `row` numbers for the key of a token and a head, and as many for its value."""
         layers = self._layers
-        attentions = [index for index, layer in enumerate(layers) if layer.qkv and layer.recurrence is None]
+        attentions = [index for index, layer in enumerate(layers) if layer.attends]
         recurrences = {index: layer.state for index, layer in enumerate(layers) if layer.state is not None}
         self._states = NativeStates(recurrences) if recurrences else None
         return SlotPool(
@@ -206,6 +206,9 @@ class UnpackedWeights(Weights):
                 self._add_norm(getattr(layer, field), index, field)
             if layer.source is not None:
                 self._add_norm(layer.source.norm, index, "source_norm")
+            for latent, packed in zip(layer.latents, latents_of(decoder.packed.layers[index]), strict=True):
+                if latent.norm is not None and (weight := decoder.packed.at(packed.norm)) is not None:
+                    self._small[latent.norm] = weight
 
     def _add_norm(self, name: str | None, layer: int | None, field: str) -> None:
         if name is None:
@@ -265,6 +268,7 @@ def products_of_rows(
     """Yield name, linear layers and order of the products of a layer that every row uses, without routers."""
     if layer.output is not None:
         yield "qkv", layer.inputs, False
+        yield from ((f"latents.{index}", (latent.product,), False) for index, latent in enumerate(layer.latents))
         yield "output", layer.outputs, False
     if layer.source is not None:
         yield "source_query", (layer.source.query,), False

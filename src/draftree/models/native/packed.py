@@ -27,7 +27,18 @@ from draftree.models.native.blueprint import (
 from draftree.models.native.library import FORMATS, KIND_BITS, LANES, Library, address, lookup_of
 from draftree.models.native.packing import Packer, bytes_needed
 from draftree.models.native.shares import Share
-from draftree.models.native.structures import NORMS, CDecoder, CExperts, CLayer, CLinear, CRecurrence, expert_products
+from draftree.models.native.structures import (
+    NORMS,
+    CDecoder,
+    CExperts,
+    CLatent,
+    CLayer,
+    CLinear,
+    CRecurrence,
+    expert_products,
+    latents_of,
+    product_of,
+)
 from draftree.models.native.weights import Weights
 from draftree.weights.gguf_file import KINDS
 
@@ -63,7 +74,6 @@ def packed_experts(
         is_renormalized=plan.is_renormalized,
         shared=plan.shared_down is not None,
         has_shared_gate=plan.shared_gate is not None,
-        scores=plan.scores,
         scale=plan.scale,
     )
     return experts, (gate_up, down)
@@ -111,7 +121,19 @@ def huge_pages(num_bytes: int) -> Tensor:
 
 NO_ROPE = NO_TOKEN = -1
 SAME = (
-    *("hidden", "heads", "kv_heads", "head_dim", "mlp", "vocab", "activation", "epsilon", "embedding_scale"),
+    *(
+        "hidden",
+        "heads",
+        "kv_heads",
+        "head_dim",
+        "value_dim",
+        "shared_dim",
+        "mlp",
+        "vocab",
+        "activation",
+        "epsilon",
+        "embedding_scale",
+    ),
     *("norm_offset", "residual_scale", "logit_scale", "norm", "is_post_norm", "is_gated", "is_parallel"),
     *("has_joint_norms", "gate_limit", "gate_slope", "is_start_norm_first"),
 )
@@ -179,7 +201,7 @@ class PackedWeights:
         return next(tensor for tensor in (*self._kept, *self._lent) if tensor.data_ptr() == place)
 
     def product(self, layer: int, name: str) -> tuple[Tensor, Tensor | None]:
-        linear: CLinear = getattr(self.layers[layer], name)
+        linear = product_of(self.layers[layer], name)
         blocks = self.at(linear.weight)
         assert blocks is not None, "a layer has all products"
         return blocks, self.at(linear.scale)
@@ -245,6 +267,7 @@ class PackedWeights:
         )
         if layer.output is not None:
             packed.qkv = self._linear(layer.inputs)
+            self._add_latents(packed, layer)
             packed.output = self._linear(layer.outputs, is_joint=True, first_output=hidden)
         if layer.state is not None:
             recurrence = self._recurrence(layer.state)
@@ -282,6 +305,25 @@ class PackedWeights:
             self._after_layer(self.used_bytes)
         return packed
 
+    def _add_latents(self, packed: CLayer, layer: LayerBlueprint) -> None:
+        """Set the latents of a layer, whose results follow other inputs of the mixer."""
+        plan = self._blueprint
+        packed.width = plan.width_before_mixer(layer)
+        start = packed.first_input = sum(filled_up(latent.vector.outputs) for latent in layer.latents)
+        place = sum(filled_up(linear.outputs) for linear in layer.inputs)
+        latents, vector = [], 0
+        for latent in layer.latents:
+            if latent is layer.latents[-1] and layer.has_latent_keys:  # after the room for queries, keys and values
+                place = start + 3 * plan.heads * plan.head_dim
+            product = self._linear([latent.product], first_output=place)
+            latents.append(CLatent(vector, self._norm(latent.norm), latent.epsilon, product))
+            place += filled_up(product.outputs)
+            vector += filled_up(latent.vector.outputs)
+        if latents:
+            array = (CLatent * len(latents))(*latents)
+            self._structures.append(array)
+            packed.latents, packed.num_latents = ctypes.addressof(array), len(latents)
+
     def _recurrence(self, plan: Recurrence) -> CRecurrence:
         """Return the structure of a recurrence; passes set where its states are."""
         # the weights are small, and needed by checks: they are not released
@@ -302,7 +344,7 @@ class PackedWeights:
 
     def _linear_recurrence(self, plan: LinearRecurrence) -> dict[str, Any]:
         def of_heads(weight: Tensor) -> int:
-            return self._keep(torch.nn.functional.pad(weight, (0, -len(weight) % LANES))).data_ptr()
+            return self._keep(torch.nn.functional.pad(weight.flatten(), (0, -weight.numel() % LANES))).data_ptr()
 
         norm = None
         if plan.norm is not None:
@@ -312,8 +354,8 @@ class PackedWeights:
         same = ("heads", "groups", "heads_of_group", "key_dim", "value_dim", "norm_groups", "is_norm_first", "is_tiled")
         return {
             **{name: getattr(plan, name) for name in (*same, "has_joint_norm", "norm_epsilon", "factor_scale")},
-            "decays": 1,
-            "decay_rate": of_heads(-self._exact(plan.decay).exp()),
+            **{name: getattr(plan, name) for name in ("decays", "is_logistic")},
+            "decay_rate": of_heads(-self._exact(plan.decay).flatten().exp().repeat_interleave(plan.decays)),
             "step_bias": of_heads(self._exact(plan.step_bias)),
             "skip": None if plan.skip is None else of_heads(self._exact(plan.skip)),
             "norm": norm,
@@ -386,6 +428,7 @@ def read_bytes(library: Library, decoder: CDecoder) -> int:
     total = product_bytes(library, decoder.head) + product_bytes(library, decoder.projection)
     for layer in decoder.layers[: decoder.num_layers]:
         products = [layer.qkv, layer.output, layer.source_query, layer.source_output]
+        products += [latent.product for latent in latents_of(layer)]
         if layer.experts is None:
             products += [layer.gate_up, layer.down]
         else:

@@ -49,9 +49,9 @@ def arranged(parameter: Tensor, linear: LinearBlueprint, *, head_dim: int) -> Te
         heads = rows.unflatten(0, (linear.groups, -1, head_dim))
         rows = torch.cat([part.flatten(0, 2) for part in (heads[:, :-2], heads[:, -2:-1], heads[:, -1:])])
     if linear.pairs:
-        heads = rows.unflatten(0, (-1, head_dim))
-        turned, rest = heads[:, : linear.pairs], heads[:, linear.pairs :]
-        rows = torch.cat([turned[:, ::2], turned[:, 1::2], rest], dim=1).flatten(0, 1)
+        heads = rows.unflatten(0, (-1, linear.unpaired + linear.pairs if linear.unpaired else head_dim))
+        first, turned, rest = heads.tensor_split([linear.unpaired, linear.unpaired + linear.pairs], dim=1)
+        rows = torch.cat([first, turned[:, ::2], turned[:, 1::2], rest], dim=1).flatten(0, 1)
     return rows
 
 

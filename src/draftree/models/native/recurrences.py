@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from draftree.models.native.blueprint import (
     RECURRENCES,
+    LatentBlueprint,
     LinearBlueprint,
     LinearRecurrence,
     MixerBlueprint,
@@ -28,7 +30,12 @@ NORM_TOLERANCE = 1e-4  # largest error of a norm of float32 numbers relative to 
 
 def has_decaying_state(mixer: Any) -> bool:
     """Return whether a module has the parameters of a gated delta net or of Mamba2."""
-    return all(isinstance(getattr(mixer, name, None), Tensor) for name in ("A_log", "dt_bias"))
+    return all(isinstance(getattr(_decay_of(mixer), name, None), Tensor) for name in ("A_log", "dt_bias"))
+
+
+def _decay_of(mixer: Any) -> Any:
+    """Return the module with the parameters of the decay."""
+    return first_part(mixer, "forget_gate") or mixer
 
 
 def linear_recurrence_of(mixer: Any, convolution: nn.Conv1d, *, names: Names) -> MixerBlueprint:
@@ -54,19 +61,23 @@ def linear_recurrence_of(mixer: Any, convolution: nn.Conv1d, *, names: Names) ->
 
 
 def _gated_delta(mixer: Any, convolution: nn.Conv1d, *, names: Names) -> MixerBlueprint:
-    heads, groups = int(part(mixer, "num_v_heads")), int(part(mixer, "num_k_heads"))
-    key_dim, value_dim = int(part(mixer, "head_k_dim")), int(part(mixer, "head_v_dim"))
+    heads, groups = (int(part(mixer, name, "num_heads")) for name in ("num_v_heads", "num_k_heads"))
+    key_dim, value_dim = (int(part(mixer, name, "head_dim")) for name in ("head_k_dim", "head_v_dim"))
     values = heads // groups * value_dim  # of a group
+    latents: tuple[LatentBlueprint, ...] = ()
     if first_part(mixer, "in_proj_qkvz") is not None:
         sizes = (key_dim, key_dim, values, values)
         *convolved, gate = _parts(mixer, "in_proj_qkvz", groups, sizes, names=names)
         factor, step = _parts(mixer, "in_proj_ba", groups, (heads // groups,) * 2, names=names)
+        inputs = (*convolved, factor, step, gate)
+    elif (decay := first_part(mixer, "forget_gate")) is not None:
+        inputs = tuple(_linear(mixer, f"{name}_proj", names=names) for name in "qkvb")
+        latents = (_low_rank(decay, "f", names=names), _low_rank(mixer, "g", names=names))
     else:
         separate = ("q_proj", "k_proj", "v_proj", "b_proj", "a_proj", "g_proj")
         fused = ("in_proj_qkv", "in_proj_b", "in_proj_a", "in_proj_z")
         chosen = fused if first_part(mixer, fused[0]) is not None else separate
-        linears = [linear_of(part(mixer, name), f"'{name}'", names=names) for name in chosen]
-        *convolved, factor, step, gate = linears
+        inputs = tuple(_linear(mixer, name, names=names) for name in chosen)
     norm = _norm_of(part(mixer, "norm", "o_norm"), value_dim, (1,), names=names)
     recurrence = LinearRecurrence(
         kind=RECURRENCES["GATED_DELTA"],
@@ -75,11 +86,22 @@ def _gated_delta(mixer: Any, convolution: nn.Conv1d, *, names: Names) -> MixerBl
         heads_of_group=heads // groups,
         key_dim=key_dim,
         value_dim=value_dim,
+        decays=int(_decay_of(mixer).dt_bias.numel()) // heads,
         factor_scale=2.0 if getattr(mixer, "allow_neg_eigval", False) else 1.0,
         **_common(mixer, convolution, replace(norm, groups=heads), names=names),
     )
     output = linear_of(part(mixer, "out_proj", "o_proj"), "'out_proj'", names=names)
-    return MixerBlueprint((*convolved, factor, step, gate), recurrence, output)
+    return MixerBlueprint(inputs, recurrence, output, latents)
+
+
+def _linear(mixer: Any, name: str, *, names: Names) -> LinearBlueprint:
+    return linear_of(part(mixer, name), f"'{name}'", names=names)
+
+
+def _low_rank(mixer: Any, name: str, *, names: Names) -> LatentBlueprint:
+    """Return two products, one after the other."""
+    first, second = (_linear(mixer, f"{name}_{part}_proj", names=names) for part in "ab")
+    return LatentBlueprint(first, norm=None, epsilon=0.0, product=second)
 
 
 def _mamba2(mixer: Any, convolution: nn.Conv1d, *, names: Names) -> MixerBlueprint:
@@ -123,12 +145,13 @@ def _common(mixer: Any, convolution: nn.Conv1d, norm: _Norm, *, names: Names) ->
         "convolution": names.of(convolution),
         "bias": names.of_bias(convolution),
         "taps": int(convolution.kernel_size[0]),
-        "decay": names.of_parameter(mixer.A_log),
-        "step_bias": names.of_parameter(mixer.dt_bias),
+        "decay": names.of_parameter(_decay_of(mixer).A_log),
+        "step_bias": names.of_parameter(_decay_of(mixer).dt_bias),
         "norm": norm.name,
         "norm_groups": norm.groups,
         "norm_epsilon": norm.epsilon,
         "is_norm_first": norm.is_first,
+        "is_logistic": norm.is_logistic,
     }
 
 
@@ -152,6 +175,7 @@ class _Norm:
     groups: int
     is_first: bool
     epsilon: float
+    is_logistic: bool = False  # whether gates are logistic functions; otherwise SiLU
 
 
 @torch.inference_mode()
@@ -163,12 +187,11 @@ def _norm_of(norm: Any, size: int, groups: Sequence[int], *, names: Names) -> _N
     x, gate = torch.randn(2, 3, size, generator=generator)
     single = copy.deepcopy(norm).float()
     result, weight, epsilon = single(x, gate), single.weight, epsilon_of(norm)
-    for count in dict.fromkeys(groups):
-        for is_first in (True, False):
-            gated = x if is_first else x * F.silu(gate)
-            parts = gated.unflatten(-1, (count, -1))
-            wanted = (parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + epsilon)).flatten(-2) * weight
-            wanted = wanted * F.silu(gate) if is_first else wanted
-            if torch.allclose(result, wanted, rtol=0, atol=NORM_TOLERANCE * float(wanted.abs().max())):
-                return _Norm(names.of(norm), count, is_first, epsilon)
+    for count, is_first, is_logistic in itertools.product(dict.fromkeys(groups), (True, False), (False, True)):
+        factor = gate.sigmoid() if is_logistic else F.silu(gate)
+        parts = (x if is_first else x * factor).unflatten(-1, (count, -1))
+        wanted = (parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + epsilon)).flatten(-2) * weight
+        wanted = wanted * factor if is_first else wanted
+        if torch.allclose(result, wanted, rtol=0, atol=NORM_TOLERANCE * float(wanted.abs().max())):
+            return _Norm(names.of(norm), count, is_first, epsilon, is_logistic)
     raise NativeUnavailableError(f"{type(norm).__name__} norms and gates results in an unknown way")

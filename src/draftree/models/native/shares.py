@@ -321,6 +321,8 @@ def divide(blueprint: Blueprint, rank: int, size: int, memory: TeamMemory) -> Sh
         raise NativeUnavailableError("a model with norms after its sublayers is not divided")
     if any(layer.experts is not None and layer.mlp_post_norm is not None for layer in blueprint.layers):
         raise NativeUnavailableError("a model with norms after its experts is not divided")
+    if any(layer.latents for layer in blueprint.layers):
+        raise NativeUnavailableError("a model with latent attention or gates of low rank is not divided")
     if blueprint.has_joint_norms:
         raise NativeUnavailableError("a model that normalizes queries and keys of all heads together is not divided")
     return Share(blueprint, rank, size, memory)

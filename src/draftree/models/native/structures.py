@@ -30,6 +30,10 @@ class CLinear(ctypes.Structure):
     )
 
 
+class CLatent(ctypes.Structure):
+    _fields_ = (("from", _size), ("norm", _pointer), ("epsilon", _float), ("product", CLinear))
+
+
 class CExperts(ctypes.Structure):
     _fields_ = (
         ("router", CLinear),
@@ -52,7 +56,7 @@ class CRecurrence(ctypes.Structure):
         *fields(_size, "first_result", "all_results"),
         *fields(_pointer, "convolution", "convolution_bias", "states", "stored"),
         *fields(_size, "heads", "groups", "heads_of_group", "key_dim", "value_dim", "decays", "norm_groups"),
-        *fields(_size, "is_norm_first", "is_tiled", "has_joint_norm"),
+        *fields(_size, "is_norm_first", "is_logistic", "is_tiled", "has_joint_norm"),
         *fields(_pointer, "decay_rate", "step_bias", "skip", "norm"),
         *fields(_float, "least_step", "most_step", "factor_scale", "norm_epsilon"),
     )
@@ -70,7 +74,14 @@ class CLayer(ctypes.Structure):
         *fields(_float, "source_scaling", "scaling", "score_cap"),
         *fields(_pointer, "sinks", "experts", "recurrence"),
         ("gate_size", _size),
+        ("latents", _pointer),
+        *fields(_size, "num_latents", "first_input", "width"),
     )
+
+
+def latents_of(layer: CLayer) -> Sequence[CLatent]:
+    """Return the latents of a layer, as views of their memory."""
+    return (CLatent * layer.num_latents).from_address(layer.latents) if layer.num_latents else ()
 
 
 NORMS = tuple(entry[0] for entry in CLayer._fields_ if entry[0].endswith("_norm") and entry[0] != "source_norm")
@@ -78,17 +89,24 @@ NORMS = tuple(entry[0] for entry in CLayer._fields_ if entry[0].endswith("_norm"
 
 
 def product_of(layer: CLayer, name: str) -> CLinear:
-    """Return a product of a layer by the name of its field; those of expert 3 are "gate_up.3" and "down.3"."""
-    field, _, expert = name.partition(".")
-    if expert:
-        return expert_products(CExperts.from_address(layer.experts), field)[int(expert)]
+    """Return a product of a layer by the name of its field.
+
+    Those of expert 3 are "gate_up.3" and "down.3", that of the first latent is "latents.0".
+    """
+    field, _, number = name.partition(".")
+    if field == "latents":
+        return latents_of(layer)[int(number)].product
+    if number:
+        return expert_products(CExperts.from_address(layer.experts), field)[int(number)]
     linear: CLinear = getattr(layer, field)
     return linear
 
 
 class CDecoder(ctypes.Structure):
     _fields_ = (
-        *fields(_size, "hidden", "heads", "kv_heads", "head_dim", "mlp", "num_layers", "vocab"),
+        *fields(
+            _size, "hidden", "heads", "kv_heads", "head_dim", "value_dim", "shared_dim", "mlp", "num_layers", "vocab"
+        ),
         *fields(_size, "format", "kv_format", "cache_format", "activation"),
         *fields(_float, "epsilon", "embedding_scale", "norm_offset", "residual_scale", "logit_scale"),
         *fields(_pointer, "embedding", "final_norm"),
@@ -133,7 +151,16 @@ class CTrees(ctypes.Structure):
     )
 
 
-STRUCTURES: tuple[type[ctypes.Structure], ...] = (CLinear, CExperts, CRecurrence, CLayer, CDecoder, CPass, CTrees)
+STRUCTURES: tuple[type[ctypes.Structure], ...] = (
+    CLinear,
+    CLatent,
+    CExperts,
+    CRecurrence,
+    CLayer,
+    CDecoder,
+    CPass,
+    CTrees,
+)
 
 
 def parse_layout(text: str) -> Layout:

@@ -242,10 +242,10 @@ static void store_mixed(const Work *work, const AttentionState *at, int64_t firs
             int64_t index = (row - first_row) * group + head;
             float *to = work->mixed + (row * decoder->all_heads + decoder->first_head +
                                        kv_head * group + head) *
-                                          dim;
+                                          decoder->value_dim;
             const float total = at->in_pairs ? sum_of(load(at->total + index * LANES))
                                              : at->total[index];
-            for (int64_t i = 0; i < dim; i += LANES)
+            for (int64_t i = 0; i < decoder->value_dim; i += LANES)
                 store(to + i, load(at->sums + index * dim + i) / total);
         }
 }
@@ -281,8 +281,7 @@ void attend(const Work *work, const Layer *layer, float *scratch, int64_t first_
     }
 #endif
     const int64_t dim = decoder->head_dim, group = decoder->heads / decoder->kv_heads;
-    const int64_t width = layer->qkv.outputs,
-                  queries = (end_row - first_row) * group, of_row = group * dim;
+    const int64_t queries = (end_row - first_row) * group, of_row = group * dim;
     AttentionState at = start_attention(scratch, dim, queries, layer->scaling);
     int64_t places[KEY_BLOCK];
     Ahead ahead = {0};
@@ -298,8 +297,8 @@ void attend(const Work *work, const Layer *layer, float *scratch, int64_t first_
     for (int64_t row = first_row; row < end_row; row++) {
         start = min_int(start, first_visible(layer, pass->position[row]));
         end = max_int(end, pass->position[row] + 1);
-        place_queries(&at, (row - first_row) * of_row, work->wide + row * width + kv_head * of_row,
-                      of_row);
+        place_queries(&at, (row - first_row) * of_row,
+                      inputs_of_row(work, layer, row) + kv_head * of_row, of_row);
     }
     for (int64_t i = 0; i < queries; i++) {
         const int64_t head = kv_head * group + i % group;

@@ -222,8 +222,8 @@ static void attend_by_tiles(const Work *work, const Layer *layer, float *scratch
         float *to = work->mixed +
                     ((first_row + lane / group) * decoder->all_heads + decoder->first_head +
                      kv_head * group + lane % group) *
-                        dim;
-        for (int64_t i = 0; i < dim; i += LANES)
+                        decoder->value_dim;
+        for (int64_t i = 0; i < decoder->value_dim; i += LANES)
             store(to + i, load(at.sums + lane * dim + i) / at.total[lane]);
     }
 }

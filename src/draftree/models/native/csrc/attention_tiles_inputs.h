@@ -99,9 +99,9 @@ static int64_t set_key_ranges(const Pass *pass, const Layer *layer, Tiles *at, i
 
 static void pack_queries(const Work *work, const Layer *layer, Tiles *at, int64_t first_row,
                          int64_t end_row, int64_t kv_head) {
-    const int64_t dim = at->dim, width = layer->qkv.outputs;
+    const int64_t dim = at->dim;
     for (int64_t lane = 0; lane < at->num_lanes; lane++) {
-        const float *query = work->wide + (first_row + lane / at->group) * width +
+        const float *query = inputs_of_row(work, layer, first_row + lane / at->group) +
                              (kv_head * at->group + lane % at->group) * dim;
         uint16_t *to = at->queries + lane / QUERIES * at->inner * QUERIES + lane % QUERIES * 2;
         for (int64_t i = 0; i < dim; i += LANES) {

@@ -88,13 +88,25 @@ static void run_attention(const Work *work, const Layer *layer, float *scratch, 
     meet(work, phase + ATTEND);
 }
 
+/* computes the inputs of a mixer from the normed stream */
+static void prepare_mixer(const Work *work, const Layer *layer, int phase) {
+    Work own = *work;
+    own.row_width = layer->width;
+    product(&own, &layer->qkv, work->rows, phase + QKV, TO_MIXER);
+    for (int i = 0; i < layer->num_latents; i++) {
+        const int first = phase + LATENTS + 2 * i;
+        EACH(row, work->rows, first) write_latent(work, layer, layer->latents + i, row);
+        product(&own, &layer->latents[i].product, work->rows, first + 1, TO_MIXER);
+    }
+}
+
 static void mixer_part(Work *work, int64_t index, int64_t from, float *scratch, int phase) {
     const Decoder *decoder = work->decoder;
     const Layer *layer = decoder->layers + index;
     const Layer *joined = layer->embedding_norm == NULL ? NULL : layer;
     norm_and_capture(work, work->x, layer->attention_norm, joined, from, index, decoder->format,
                      phase + ATTENTION_NORM);
-    product(work, &layer->qkv, work->rows, phase + QKV, TO_WIDE);
+    prepare_mixer(work, layer, phase);
     const Recurrence *recurrence = layer->recurrence;
     const int has_both = recurrence != NULL && recurrence->first_input > 0;
     if (recurrence == NULL || has_both) run_attention(work, layer, scratch, phase);

@@ -44,7 +44,7 @@ INLINE vf with_bias(const Linear *linear, int64_t block, vf value) {
 enum { STREAMED_LOGITS = 8 }; /* rows of logits from which on they are stored past the caches */
 
 /* TO_START: what enters the first layer, with the precision in which slots keep it */
-enum { TO_WIDE, TO_JOINT, TO_START, TO_STREAM, TO_MLP, TO_PLAIN_MLP, TO_LOGITS };
+enum { TO_WIDE, TO_MIXER, TO_JOINT, TO_START, TO_STREAM, TO_MLP, TO_PLAIN_MLP, TO_LOGITS };
 
 INLINE vf as_kept(const Decoder *decoder, vf value) {
     uint16_t halves[LANES];
@@ -67,6 +67,8 @@ INLINE void finish(const Work *work, const Linear *linear, int64_t row, int64_t 
     const int64_t column = linear->first + block * LANES;
     if (target == TO_WIDE) {
         store(work->wide + row * linear->outputs + block * LANES, value);
+    } else if (target == TO_MIXER) {
+        store(work->wide + row * work->row_width + column, value);
     } else if (target == TO_JOINT) {
         store(work->joint + row * decoder->hidden + column, value);
     } else if (target == TO_START) {

@@ -5,6 +5,7 @@
 #define LINE(kind, field) \
     add("%s %s %zu %zu\n", #kind, #field, offsetof(kind, field), sizeof(((kind *)0)->field));
 #define LINEAR_LINE(type, name) LINE(Linear, name)
+#define LATENT_LINE(type, name) LINE(Latent, name)
 #define EXPERTS_LINE(type, name) LINE(Experts, name)
 #define RECURRENCE_LINE(type, name) LINE(Recurrence, name)
 #define LAYER_LINE(type, name) LINE(Layer, name)
@@ -30,6 +31,8 @@ const char *draftree_layout(void) {
     used = 0;
     LINEAR_FIELDS(LINEAR_LINE)
     SIZE(Linear)
+    LATENT_FIELDS(LATENT_LINE)
+    SIZE(Latent)
     EXPERTS_FIELDS(EXPERTS_LINE)
     SIZE(Experts)
     RECURRENCE_FIELDS(RECURRENCE_LINE)
@@ -68,6 +71,7 @@ const char *draftree_layout(void) {
     CONSTANT(SOFTMAX)
     CONSTANT(SIGMOID)
     CONSTANT(MAX_TAPS)
+    CONSTANT(MAX_LATENTS)
     return used < sizeof text ? text : "";
 }
 

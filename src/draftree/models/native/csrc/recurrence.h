@@ -36,7 +36,7 @@ typedef struct {
 INLINE Inputs inputs_of(const Work *work, const Layer *layer, int64_t slot) {
     const Recurrence *own = layer->recurrence;
     const Pass *pass = work->pass;
-    return (Inputs){.rows = work->wide + own->first_input, .row_step = layer->qkv.outputs,
+    return (Inputs){.rows = inputs_of_row(work, layer, 0) + own->first_input, .row_step = layer->width,
                     .window = own->states + slot * pass->state_step + own->state_size,
                     .stored = own->stored + slot * pass->stored_step,
                     .entry_step = pass->entry_step, .channels = own->channels, .taps = own->taps};
@@ -146,12 +146,12 @@ static void finish_results(const Work *work, const Layer *layer, float *results,
     const Recurrence *recurrence = layer->recurrence;
     const int64_t all = recurrence->all_results, first = recurrence->first_result;
     const int is_joint = recurrence->has_joint_norm, is_norm_first = recurrence->is_norm_first;
-    const float *gates = work->wide + recurrence->first_input + recurrence->width;
+    const float *gates = inputs_of_row(work, layer, 0) + recurrence->first_input + recurrence->width;
     EACH(row, work->rows, phase + GATE_RESULTS) {
         float *own = results + row * all + first;
         if (is_norm_first && is_joint) continue;
         if (is_norm_first) norm_results(recurrence, own);
-        gate_results(recurrence, own, gates + row * layer->qkv.outputs);
+        gate_results(recurrence, own, gates + row * layer->width);
         if (!is_norm_first && !is_joint) norm_results(recurrence, own);
     }
     meet(work, phase + GATE_RESULTS);
@@ -161,7 +161,7 @@ static void finish_results(const Work *work, const Layer *layer, float *results,
     meet(work, phase + NORM_RESULTS);
     if (!is_norm_first) return;
     EACH(row, work->rows, phase + GATE_NORMED)
-        gate_results(recurrence, results + row * all + first, gates + row * layer->qkv.outputs);
+        gate_results(recurrence, results + row * all + first, gates + row * layer->width);
     meet(work, phase + GATE_NORMED);
 }
 

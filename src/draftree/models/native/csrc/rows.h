@@ -208,6 +208,7 @@ static void rotate_head(const Work *work, float *head, const float *norm, int64_
     const int64_t dim = decoder->head_dim, rotary = pass->rotary_dim, half = rotary / 2;
     if (norm != NULL) norm_row(work, head, dim, norm, head);
     if (rope < 0) return;
+    if (decoder->shared_dim) head += dim - decoder->shared_dim;
     const float *cosine = pass->cosines[rope] + pass->rope_position[row] * rotary,
                 *sine = pass->sines[rope] + pass->rope_position[row] * rotary;
     int64_t i = 0;
@@ -227,7 +228,7 @@ static void rotate_head(const Work *work, float *head, const float *norm, int64_
 static void gate_attention(const Work *work, const Layer *layer, int64_t row) {
     const Decoder *decoder = work->decoder;
     const int64_t dim = decoder->head_dim, width = decoder->heads * dim;
-    const float *gate = work->wide + row * layer->qkv.outputs +
+    const float *gate = inputs_of_row(work, layer, row) +
                         (decoder->heads + 2 * decoder->kv_heads) * dim;
     float *to = work->mixed + (row * decoder->all_heads + decoder->first_head) * dim;
     for (int64_t i = 0; i < width; i += LANES) {
@@ -236,13 +237,46 @@ static void gate_attention(const Work *work, const Layer *layer, int64_t row) {
     }
 }
 
+/* writes the normed vector of a latent as the input of its product */
+static void write_latent(const Work *work, const Layer *layer, const Latent *latent, int64_t row) {
+    float *vector = work->wide + row * layer->width + latent->from;
+    const int64_t size = latent->product.inputs;
+    if (latent->norm != NULL) {
+        const vf inverse = splat(inverse_rms(vector, size, latent->epsilon));
+        for (int64_t i = 0; i < size; i += LANES)
+            store(vector + i, load(vector + i) * inverse * load(latent->norm + i));
+    }
+    write_input(work, row, vector, size, NULL);
+}
+
+/* Latent attention: keys and values of all heads from what the last latent gives, each key before
+ * its value, and from the part of the keys that heads share, which follows that latent vector. */
+static void expand_row(const Work *work, const Layer *layer, int64_t row) {
+    const Decoder *decoder = work->decoder;
+    const Latent *latent = layer->latents + layer->num_latents - 1;
+    const int64_t dim = decoder->head_dim, shared = decoder->shared_dim, own = dim - shared,
+                  size = decoder->value_dim;
+    const float *start = work->wide + row * layer->width,
+                *last = start + latent->from + latent->product.inputs,
+                *from = start + latent->product.first;
+    float *key = inputs_of_row(work, layer, row) + decoder->heads * dim,
+          *value = key + decoder->heads * dim;
+    for (int64_t h = 0; h < decoder->heads; h++, key += dim, value += dim, from += own + size) {
+        memcpy(key, from, (size_t)own * sizeof(float));
+        memcpy(key + own, last, (size_t)shared * sizeof(float));
+        memcpy(value, from + own, (size_t)size * sizeof(float));
+        memset(value + size, 0, (size_t)(dim - size) * sizeof(float));
+    }
+}
+
 static void store_row(const Work *work, const Layer *layer, int64_t row) {
     const Decoder *decoder = work->decoder;
     const Pass *pass = work->pass;
     const int64_t dim = decoder->head_dim;
-    float *query = work->wide + row * layer->qkv.outputs, *key = query + decoder->heads * dim,
+    float *query = inputs_of_row(work, layer, row), *key = query + decoder->heads * dim,
           *value = key + decoder->kv_heads * dim;
     const float *query_norm = layer->query_norm, *key_norm = layer->key_norm;
+    if (decoder->shared_dim) expand_row(work, layer, row);
     if (decoder->has_joint_norms) {
         if (query_norm != NULL) norm_row(work, query, decoder->heads * dim, query_norm, query);
         if (key_norm != NULL) norm_row(work, key, decoder->kv_heads * dim, key_norm, key);

@@ -12,6 +12,7 @@ enum { SOFTMAX = 0, SIGMOID = 1 }; /* from logits of experts to their weights */
 enum { RMS_NORM = 0, LAYER_NORM = 1 };
 enum { SHORT_CONVOLUTION = 0, GATED_DELTA = 1, MAMBA2 = 2 }; /* kinds of recurrences */
 enum { MAX_TAPS = 16 /* of a convolution */ };
+enum { MAX_LATENTS = 2 /* of a layer */ };
 
 typedef const float *TablePair[2];
 
@@ -40,6 +41,21 @@ typedef const float *TablePair[2];
 typedef struct {
     LINEAR_FIELDS(DECLARE)
 } Linear;
+
+/* A product of what another one computes from the normed stream: of a latent vector.
+ *   from       where the vector starts in the row before the mixer
+ *   norm       of the vector; NULL: none
+ *   epsilon    of that norm, by the root mean square
+ *   product    whose results start in that row at its `first` */
+#define LATENT_FIELDS(FIELD) \
+    FIELD(int64_t, from) \
+    FIELD(const float *, norm) \
+    FIELD(float, epsilon) \
+    FIELD(Linear, product)
+
+typedef struct {
+    LATENT_FIELDS(DECLARE)
+} Latent;
 
 /* The experts of a layer, of which a row uses some.
  *   router      logits of the experts, and after them that of the shared expert's gate, if any; its
@@ -103,6 +119,7 @@ typedef struct {
  *   norm             [head][value_dim] of results; NULL: none
  *   norm_groups      equal parts of the results of a row that are normed apart
  *   is_norm_first    whether the norm comes before the gate
+ *   is_logistic      whether the gate is a logistic function; otherwise SiLU
  *   is_tiled         whether heads next to each other are of different groups
  *   has_joint_norm   whether the norm_groups are of all_results
  *   norm_epsilon     of that norm */
@@ -127,6 +144,7 @@ typedef struct {
     FIELD(int64_t, decays) \
     FIELD(int64_t, norm_groups) \
     FIELD(int64_t, is_norm_first) \
+    FIELD(int64_t, is_logistic) \
     FIELD(int64_t, is_tiled) \
     FIELD(int64_t, has_joint_norm) \
     FIELD(const float *, decay_rate) \
@@ -150,6 +168,10 @@ typedef struct {
  *   keys, values   [slot][kv head][place][head_dim]; slots lie the pass's slot_step apart; codes
  *                  of 8 bits have a scale after each head_dim
  *   qkv, output    of attention, or of the recurrence; weights NULL: no mixer
+ *   latents, num_latents   products of latent vectors, which the row before the mixer starts with
+ *   first_input    numbers of that row before the inputs of the mixer: its latent vectors
+ *   width          numbers of that row: latent vectors, inputs of the mixer, and of attention to
+ *                  latent keys what its keys and values are expanded from
  *   gate_up, down  weights NULL: no perceptron, unless there are experts
  *   experts        in place of gate_up and down, or NULL
  *   recurrence     in place of attention, or NULL
@@ -190,7 +212,11 @@ typedef struct {
     FIELD(const float *, sinks) \
     FIELD(const Experts *, experts) \
     FIELD(const Recurrence *, recurrence) \
-    FIELD(int64_t, gate_size)
+    FIELD(int64_t, gate_size) \
+    FIELD(const Latent *, latents) \
+    FIELD(int64_t, num_latents) \
+    FIELD(int64_t, first_input) \
+    FIELD(int64_t, width)
 
 typedef struct {
     LAYER_FIELDS(DECLARE)
@@ -203,6 +229,9 @@ typedef struct {
  *   lookup      embedding in packed blocks with scales of groups; weight NULL: none
  *   projection  from the features of a row to what enters the first layer; weight NULL: none
  *   feature_norm, feature_part   norm of each part of that size of a row's features; NULL: none
+ *   value_dim    results of a head, the first ones of its head_dim; the others are zeros
+ *   shared_dim   of latent attention: numbers at the end of a key that all heads share, and that
+ *                rotate; 0: other attention
  *   all_heads, first_head   of a share, whose heads are heads and kv_heads: query heads of all shares,
  *                           and its first one; otherwise heads and 0. Its embedding has the rows
  *                           of its part of the head
@@ -223,6 +252,8 @@ typedef struct {
     FIELD(int64_t, heads) \
     FIELD(int64_t, kv_heads) \
     FIELD(int64_t, head_dim) \
+    FIELD(int64_t, value_dim) \
+    FIELD(int64_t, shared_dim) \
     FIELD(int64_t, mlp) \
     FIELD(int64_t, num_layers) \
     FIELD(int64_t, vocab) \

@@ -220,8 +220,11 @@ void walk_block(const Recurrence *own, const Steps *steps, int keeps, float *bas
 
 void gate_results(const Recurrence *own, float *results, const float *gates) {
     const int64_t count = own->heads * own->value_dim;
-    for (int64_t i = 0; i < count; i += LANES)
-        store(results + i, load(results + i) * activate(load(gates + i), SILU));
+    for (int64_t i = 0; i < count; i += LANES) {
+        const vf gate = load(gates + i);
+        const vf factor = own->is_logistic ? 1.0f / (1.0f + exp16(-gate)) : activate(gate, SILU);
+        store(results + i, load(results + i) * factor);
+    }
 }
 
 void norm_results(const Recurrence *own, float *results) {

@@ -1,12 +1,14 @@
 /* Numbers of the steps of a pass, each of which all threads finish before the next one starts. */
 #pragma once
+#include "shared.h"
 
 /* Steps of a pass. The steps of a layer are numbered from a base of the layer's own. */
 enum { EMBED, PROJECTION_INPUT, PROJECTION, CAPTURE_LAST, FINAL_NORM, HEAD, END, PASS_PHASES };
 enum {
     ATTENTION_NORM,
     QKV,
-    PLACE,
+    LATENTS, /* two for each */
+    PLACE = LATENTS + 2 * MAX_LATENTS,
     ATTEND,
     GATE,
     CONVOLVE,

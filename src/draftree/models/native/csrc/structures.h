@@ -77,11 +77,17 @@ typedef struct {
     float *scratch;      /* of each thread */
     int64_t scratch_size;
     int64_t inner;       /* results of the activation of a row */
+    int64_t row_width;   /* numbers of a row before the mixer */
     int64_t input_width, mixed_width; /* room of a row in inputs and mixed, in units of 4 bytes */
     Routing *routing;    /* NULL without experts */
     Phase *phases;
     long meetings; /* of the team before this pass */
 } Work; /* a team shares x, joint, mixed and logits */
+
+/* the inputs of a layer's mixer in a row */
+INLINE float *inputs_of_row(const Work *work, const Layer *layer, int64_t row) {
+    return work->wide + row * layer->width + layer->first_input;
+}
 
 INLINE int64_t min_int(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t max_int(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -92,17 +98,21 @@ INLINE int64_t inner_block(int64_t format) {
 INLINE int64_t block_bytes(int64_t inputs, int64_t format) { /* of 16 outputs */
     return format == FLOAT32 ? inputs * 64 : blocks_of(inputs, inner_block(format)) * 1024;
 }
-INLINE int64_t widest_input(const Decoder *decoder) { /* of attention and the projection, in numbers of a row */
+INLINE int64_t widest_input(const Decoder *decoder) { /* of mixers and the projection, in numbers of a row */
     int64_t widest = decoder->hidden;
-    for (int64_t i = 0; i < decoder->num_layers; i++)
-        widest = max_int(widest, decoder->layers[i].qkv.inputs);
+    for (int64_t i = 0; i < decoder->num_layers; i++) {
+        const Layer *layer = decoder->layers + i;
+        widest = max_int(widest, layer->qkv.inputs);
+        for (int64_t latent = 0; latent < layer->num_latents; latent++)
+            widest = max_int(widest, layer->latents[latent].product.inputs);
+    }
     return max_int(widest, decoder->projection.inputs);
 }
-/* outputs of the products before mixers, or joined results */
+/* numbers of a row before mixers, or joined results */
 INLINE int64_t widest_mixer(const Decoder *decoder) {
     int64_t widest = (decoder->heads + 2 * decoder->kv_heads) * decoder->head_dim;
     for (int64_t i = 0; i < decoder->num_layers; i++)
-        widest = max_int(widest, max_int(decoder->layers[i].qkv.outputs, decoder->layers[i].output.inputs));
+        widest = max_int(widest, max_int(decoder->layers[i].width, decoder->layers[i].output.inputs));
     return widest;
 }
 INLINE int64_t widest_result(const Decoder *decoder) { /* of a mixer, in numbers of a row */

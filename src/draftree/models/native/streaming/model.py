@@ -32,12 +32,11 @@ from draftree.models.native.streaming.store import (
     LayerReader,
     WeightFile,
     WeightStore,
-    experts_of,
     field_values,
     products_of,
-    recurrence_of,
+    set_structures,
 )
-from draftree.models.native.structures import CDecoder, CLayer, CLinear
+from draftree.models.native.structures import CDecoder, CLayer, product_of
 
 logger = logging.getLogger(__name__)
 
@@ -207,12 +206,10 @@ class StreamedWeights:
         self.layers = (CLayer * len(store.layers))(
             *(CLayer(**field_values(CLayer, fields, self._address)) for fields in store.layers)
         )
-        self._experts = [experts_of(fields, self._address) for fields in store.layers]
-        for layer, experts in zip(self.layers, self._experts, strict=True):
-            layer.experts = None if experts is None else ctypes.addressof(experts)
-        self._recurrences = [recurrence_of(fields, self._address) for fields in store.layers]
-        for layer, recurrence in zip(self.layers, self._recurrences, strict=True):
-            layer.recurrence = None if recurrence is None else ctypes.addressof(recurrence)
+        self._structures = [
+            set_structures(layer, fields, self._address)
+            for layer, fields in zip(self.layers, store.layers, strict=True)
+        ]
         self.decoder = CDecoder(layers=self.layers, **field_values(CDecoder, store.decoder, self._address))
         # place of each product in its layer; until now, the address of a product is its place in the file
         self._relative = [
@@ -277,7 +274,7 @@ class StreamedWeights:
 
     def product(self, layer: int, name: str) -> tuple[Tensor, Tensor | None]:
         """Return a copy of the packed blocks of a layer's product, and their scales; inside `loaded` only."""
-        linear: CLinear = getattr(self.layers[layer], name)
+        linear = product_of(self.layers[layer], name)
         size = -(-linear.outputs // LANES) * self._library.block_bytes(linear.inputs, linear.format)
         blocks = (ctypes.c_uint8 * size).from_address(linear.weight)
         return torch.frombuffer(bytearray(blocks), dtype=torch.uint8), self.at(linear.scale)
@@ -381,7 +378,9 @@ class StreamedDecoder(NativeDecoder):
         """Return weight and bias of a layer's product; a streamed layer is read once for all of its products."""
         if layer != self._unpacked_layer or name not in self._unpacked:
             with self._streamed.loaded(layer):
-                self._unpacked = {part: NativeDecoder.product_weight(self, layer, part, dtype) for part in PRODUCTS}
+                latents = (f"latents.{index}" for index in range(self.packed.layers[layer].num_latents))
+                parts = (*PRODUCTS, *latents)
+                self._unpacked = {part: NativeDecoder.product_weight(self, layer, part, dtype) for part in parts}
             self._unpacked_layer = layer
         return self._unpacked.pop(name)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -26,7 +26,16 @@ from draftree.models.native.blueprint import Blueprint
 from draftree.models.native.library import Library, format_of
 from draftree.models.native.packed import PAGE, PackedWeights, huge_pages
 from draftree.models.native.packing import bytes_needed
-from draftree.models.native.structures import CDecoder, CExperts, CLayer, CLinear, CRecurrence, expert_products
+from draftree.models.native.structures import (
+    CDecoder,
+    CExperts,
+    CLatent,
+    CLayer,
+    CLinear,
+    CRecurrence,
+    expert_products,
+    latents_of,
+)
 from draftree.models.native.weights import Weights
 
 PRODUCTS = ("qkv", "output", "gate_up", "down")
@@ -37,7 +46,7 @@ AddressOf = Callable[[Mapping[str, int]], int]
 
 def layout() -> dict[str, list[str]]:
     """Return the fields of a description; those of another version of the package may differ."""
-    kinds = (CDecoder, CLayer, CRecurrence, CExperts, CLinear)
+    kinds = (CDecoder, CLayer, CRecurrence, CLatent, CExperts, CLinear)
     return {kind.__name__: [entry[0] for entry in kind._fields_] for kind in kinds}
 
 
@@ -52,6 +61,8 @@ def exported(structure: ctypes.Structure, place_of: Callable[[int], Mapping[str,
             value = exported(value, place_of)
         elif isinstance(structure, CExperts) and name in EXPERT_PRODUCTS:
             value = [exported(linear, place_of) for linear in expert_products(structure, name)]
+        elif value is not None and name == "latents":
+            value = [exported(latent, place_of) for latent in latents_of(cast(CLayer, structure))]
         elif value is not None and name == "experts":
             value = exported(CExperts.from_address(value), place_of)
         elif value is not None and name == "recurrence":
@@ -62,41 +73,41 @@ def exported(structure: ctypes.Structure, place_of: Callable[[int], Mapping[str,
     return fields
 
 
-def experts_of(fields: Mapping[str, Any], address_of: AddressOf) -> CExperts | None:
-    """Return the structure of a layer's experts, which keeps its arrays; None if the layer has none."""
-    if fields["experts"] is None:
-        return None
-    experts = CExperts(**field_values(CExperts, fields["experts"], address_of))
-    experts.arrays = []
-    for name in EXPERT_PRODUCTS:
-        linears = [CLinear(**field_values(CLinear, each, address_of)) for each in fields["experts"][name]]
-        experts.arrays.append((CLinear * len(linears))(*linears))
-        setattr(experts, name, ctypes.addressof(experts.arrays[-1]))
-    return experts
+def set_structures(layer: CLayer, fields: Mapping[str, Any], address_of: AddressOf) -> list[Any]:
+    """Set the structures of experts, recurrence and latents of a layer, if it has them; return them, to be kept."""
 
+    def array(kind: Any, each: Sequence[Mapping[str, Any]]) -> Any:
+        kept.append((kind * len(each))(*(kind(**field_values(kind, one, address_of)) for one in each)))
+        return ctypes.addressof(kept[-1])
 
-def recurrence_of(fields: Mapping[str, Any], address_of: AddressOf) -> CRecurrence | None:
-    """Return the structure of a layer's recurrence; None if the layer has none."""
-    if fields["recurrence"] is None:
-        return None
-    return CRecurrence(**field_values(CRecurrence, fields["recurrence"], address_of))
+    kept: list[Any] = []
+    if (experts := fields["experts"]) is not None:
+        layer.experts = array(CExperts, [experts])
+        for name in EXPERT_PRODUCTS:
+            setattr(kept[0][0], name, array(CLinear, experts[name]))
+    if fields["recurrence"] is not None:
+        layer.recurrence = array(CRecurrence, [fields["recurrence"]])
+    if fields["latents"] is not None:
+        layer.latents = array(CLatent, fields["latents"])
+    return kept
 
 
 def products_of(layer: CLayer) -> list[CLinear]:
     """Return all products of a layer that lie in its part of the file, as views of its structures."""
     products = [getattr(layer, name) for name in PRODUCTS]
+    latents = [latent.product for latent in latents_of(layer)]
     if layer.experts is not None:
         experts = CExperts.from_address(layer.experts)
         each = [linear for name in EXPERT_PRODUCTS for linear in expert_products(experts, name)]
         products = [layer.qkv, layer.output, experts.router, *each]
-    return [product for product in products if product.outputs]
+    return [product for product in (*products, *latents) if product.outputs]
 
 
 def field_values(structure: type[ctypes.Structure], fields: Mapping[str, Any], address_of: AddressOf) -> dict[str, Any]:
     """Return the arguments of a structure from its exported fields, without layers and what these point to."""
     values: dict[str, Any] = {}
     for name, kind in ((entry[0], entry[1]) for entry in structure._fields_):
-        if name in (*SET_BY_PASSES, "layers", "experts", "recurrence") or (
+        if name in (*SET_BY_PASSES, "layers", "experts", "recurrence", "latents") or (
             structure is CExperts and name in EXPERT_PRODUCTS
         ):
             continue
