@@ -25,7 +25,7 @@ from draftree.models.native.weights import ModelWeights
 from draftree.models.torch.hf import HFModel
 from families import fresh
 from native_builds import EACH_BUILD, built
-from native_samples import DTYPES, FAMILIES, QUANTIZED, SIZES, in_c, lower, lowered, native, text
+from native_samples import DTYPES, FAMILIES, LATENT_EXPERTS, QUANTIZED, SIZES, in_c, lower, lowered, native, text
 from slot_samples import alone, at_once, filled
 
 pytestmark = in_c
@@ -131,12 +131,15 @@ def test_gates_are_clamped() -> None:
 
 
 ROUTED: dict[str, Any] = {"n_routed_experts": 6, "num_local_experts": 6, "num_experts_per_tok": 3, "n_group": 1}
+GROUPED: dict[str, Any] = {"num_local_experts": 16, "num_experts": 16, "n_group": 4, "topk_group": 2}
 ROUTERS: dict[str, dict[str, Any]] = {
     "glm4_moe": {**ROUTED, "topk_group": 1, "moe_intermediate_size": 32, "partial_rotary_factor": 0.5},
     "dots1": {**ROUTED, "topk_group": 1, "moe_intermediate_size": 32, "n_shared_experts": 2},
     "granitemoe": ROUTED,
     "granitemoeshared": {**ROUTED, "shared_intermediate_size": 64},
     "minimax_m2": ROUTED,
+    "deepseek_v3": LATENT_EXPERTS | GROUPED,
+    "deepseek_v2": LATENT_EXPERTS | GROUPED | {"topk_method": "group_limited_greedy"},
 }
 
 

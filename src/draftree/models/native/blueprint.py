@@ -105,6 +105,9 @@ class ExpertsBlueprint:
     scores: int = SOFTMAX  # function from logits to weights: SOFTMAX over all experts, or SIGMOID of each one
     choice_bias: str | None = None  # name of what is added to scores where experts are chosen; None for none
     scale: float = 1.0  # factor of the weights
+    groups: int = 1  # equal groups of experts, of which a row chooses some first
+    chosen_groups: int = 1  # number of groups of a row, those of the largest sums
+    group_scores: int = 1  # largest scores of a group that are summed
 
     @property
     def linears(self) -> tuple[LinearBlueprint, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -175,7 +176,7 @@ def reads_before(run: Callable[[], object], writer: nn.Module, reader: nn.Module
 
 
 ROUTER = ("gate", "router")
-ROWS = 8  # number of random rows with which a router is compared
+ROWS = 64  # number of random rows with which a router is compared
 TOLERANCE = 2.0**-6  # largest error of a weight: that of two roundings to bfloat16
 
 
@@ -245,9 +246,8 @@ def experts_of(mlp: Any, hidden: int, *, names: Names, shared: Any = None) -> Ex
         count=count,
         chosen=choice.chosen,
         is_renormalized=choice.is_renormalized,
-        scores=choice.scores,
         choice_bias=None if bias is None else names.of_parameter(bias),
-        scale=choice.scale,
+        **{name: getattr(choice, name) for name in ("scores", "scale", "groups", "chosen_groups", "group_scores")},
         **shared_parts,
     )
 
@@ -260,6 +260,9 @@ class _Choice:
     scores: int
     is_renormalized: bool
     scale: float
+    groups: int
+    chosen_groups: int
+    group_scores: int
 
 
 CHOICE_BIAS = ("e_score_correction_bias", "expert_bias")
@@ -273,8 +276,8 @@ def _choice(router: Any, bias: Tensor | None, count: int, hidden: int) -> _Choic
     weight: Tensor = part(router, "weight").detach()
     if tuple(weight.shape) != (count, hidden):
         raise NativeUnavailableError(f"{type(router).__name__} has a weight of the shape {tuple(weight.shape)}")
-    if (first_part(router, *GROUPS) or 1) != 1:
-        raise NativeUnavailableError(f"{type(router).__name__} chooses groups of experts first")
+    groups = int(first_part(router, *GROUPS) or 1), int(first_part(router, "topk_group") or 1)
+    groupings = ((*groups, 1), (*groups, 2), (1, 1, 1)) if groups[0] > 1 else ((1, 1, 1),)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(ROWS, hidden, generator=generator)
     added = None if bias is None else torch.randn(count, generator=generator) / 4
@@ -287,17 +290,29 @@ def _choice(router: Any, bias: Tensor | None, count: int, hidden: int) -> _Choic
         raise NativeUnavailableError(f"{type(router).__name__} does not return logits, weights and experts")
     weights, indices = result[1].float(), result[2]
     declared = float(first_part(router, "routed_scaling_factor") or 1.0)
-    for scores, values in ((SOFTMAX, logits.softmax(-1)), (SIGMOID, logits.sigmoid())):
-        choice = values if added is None else values + added
+    kinds = ((SOFTMAX, logits.softmax(-1)), (SIGMOID, logits.sigmoid()))
+    for (scores, values), grouping in itertools.product(kinds, groupings):
+        if scores == SOFTMAX and (added is not None or grouping[-1] > 1):
+            continue  # the C library chooses by logits
+        choice, is_clear = _of_groups(values if added is None else values + added, *grouping)
         least = choice.topk(indices.shape[-1], dim=-1).values.amin(-1, keepdim=True)
-        if not bool((choice.gather(-1, indices) >= least - TOLERANCE).all()):
+        if not bool((choice.gather(-1, indices) >= least - TOLERANCE)[is_clear].all()):
             continue
         shares = values.gather(-1, indices)
         for is_renormalized, wanted in ((False, shares), (True, shares / shares.sum(-1, keepdim=True))):
             for scale in {declared, 1.0}:
                 if torch.allclose(weights, wanted * scale, rtol=0, atol=TOLERANCE * scale):
-                    return _Choice(int(indices.shape[-1]), scores, is_renormalized, scale)
+                    return _Choice(int(indices.shape[-1]), scores, is_renormalized, scale, *grouping)
     raise NativeUnavailableError(f"{type(router).__name__} chooses or weighs experts in another way")
+
+
+def _of_groups(scores: Tensor, groups: int, chosen_groups: int, group_scores: int) -> tuple[Tensor, Tensor]:
+    """Return scores without those of experts in other groups than a row's, and whether rounding changes no group."""
+    parts = scores.unflatten(-1, (groups, -1))
+    sums = parts.topk(group_scores, dim=-1).values.sum(-1)
+    last, *others = sums.sort(-1, descending=True).values[:, chosen_groups - 1 :].unbind(-1)
+    is_clear = last > others[0] + TOLERANCE if others else torch.ones_like(last, dtype=torch.bool)
+    return parts.masked_fill((sums < last[:, None])[..., None], -torch.inf).flatten(-2), is_clear
 
 
 def _routed(router: Any, x: Tensor, bias: Tensor | None, added: Tensor | None) -> Any:

@@ -75,6 +75,7 @@ def packed_experts(
         shared=plan.shared_down is not None,
         has_shared_gate=plan.shared_gate is not None,
         scale=plan.scale,
+        **{name: getattr(plan, name) for name in ("scores", "groups", "chosen_groups", "group_scores")},
     )
     return experts, (gate_up, down)
 

@@ -39,6 +39,7 @@ class CExperts(ctypes.Structure):
         ("router", CLinear),
         *fields(_pointer, "gate_up", "down"),
         *fields(_size, "count", "chosen", "is_renormalized", "shared", "has_shared_gate", "scores"),
+        *fields(_size, "groups", "chosen_groups", "group_scores"),
         ("choice_bias", _pointer),
         ("scale", _float),
     )

@@ -42,30 +42,51 @@ static void weigh_by_softmax(const Experts *experts, const float *logits, const 
         weights[i] = exp_of_negative(splat(logits[chosen[i]] - largest))[0] / total * experts->scale;
 }
 
+/* the largest number that is not taken yet, of equal ones the first; takes it */
+INLINE int64_t take_largest(const float *numbers, int64_t count, uint64_t *taken) {
+    int64_t best = -1;
+    for (int64_t i = 0; i < count; i++)
+        if (!(taken[i / 64] >> i % 64 & 1) && (best < 0 || numbers[i] > numbers[best])) best = i;
+    taken[best / 64] |= (uint64_t)1 << best % 64;
+    return best;
+}
+
+/* puts the experts of all but a row's groups out of the choice */
+static void choose_groups(const Experts *experts, float *choice) {
+    const int64_t size = experts->count / experts->groups;
+    float sums[MAX_EXPERTS] = {0};
+    uint64_t chosen[MAX_EXPERTS / 64] = {0};
+    for (int64_t group = 0; group < experts->groups; group++) {
+        const float *own = choice + group * size;
+        uint64_t taken[MAX_EXPERTS / 64] = {0};
+        for (int64_t i = 0; i < experts->group_scores; i++)
+            sums[group] += own[take_largest(own, size, taken)];
+    }
+    for (int64_t i = 0; i < experts->chosen_groups; i++)
+        take_largest(sums, experts->groups, chosen);
+    for (int64_t e = 0; e < experts->count; e++)
+        if (!(chosen[e / size / 64] >> e / size % 64 & 1)) choice[e] = -INFINITY;
+}
+
 /* Chooses the experts of a row: the largest scores, of equal ones the first. */
 static void choose_experts(const Work *work, const Experts *experts, int64_t row) {
     const int64_t each = experts_of_row(experts), count = experts->count;
     const float *logits = work->wide + row * experts->router.outputs, *scores = logits;
-    float biased[MAX_EXPERTS], sigmoids[MAX_EXPERTS];
+    float choice[MAX_EXPERTS], sigmoids[MAX_EXPERTS];
     if (experts->scores == SIGMOID) {
         for (int64_t e = 0; e < count; e += LANES)
             store(sigmoids + e, 1.0f / (1.0f + exp16(-load(logits + e))));
         scores = sigmoids;
     }
-    const float *choice = scores;
-    if (experts->choice_bias != NULL) {
-        for (int64_t e = 0; e < count; e++) biased[e] = scores[e] + experts->choice_bias[e];
-        choice = biased;
-    }
+    const float *bias = experts->choice_bias;
+    for (int64_t e = 0; e < count; e++) choice[e] = scores[e] + (bias == NULL ? 0.0f : bias[e]);
+    if (experts->groups > 1) choose_groups(experts, choice);
     int64_t *chosen = work->routing->expert + row * each;
     float *weights = work->routing->weight + row * each;
     uint64_t taken[MAX_EXPERTS / 64] = {0};
     float largest = 0.0f;
     for (int64_t i = 0; i < experts->chosen; i++) {
-        int64_t best = -1;
-        for (int64_t e = 0; e < count; e++)
-            if (!(taken[e / 64] >> e % 64 & 1) && (best < 0 || choice[e] > choice[best])) best = e;
-        taken[best / 64] |= (uint64_t)1 << best % 64;
+        const int64_t best = take_largest(choice, count, taken);
         if (i == 0 || logits[best] > largest) largest = logits[best];
     }
     for (int64_t e = 0, i = 0; e < count; e++)

@@ -66,6 +66,8 @@ typedef struct {
  *   shared      number of shared experts, which every row uses: 0 or 1
  *   has_shared_gate   whether a logistic gate is the weight of the shared expert; otherwise 1
  *   scores      SOFTMAX or SIGMOID
+ *   groups, chosen_groups   equal groups of experts, and those of a row, from which it chooses
+ *   group_scores   largest scores of a group whose sum is that of the group
  *   choice_bias [count], added to the scores where experts are chosen; NULL: none
  *   scale       factor of the weights of the chosen experts */
 #define EXPERTS_FIELDS(FIELD) \
@@ -78,6 +80,9 @@ typedef struct {
     FIELD(int64_t, shared) \
     FIELD(int64_t, has_shared_gate) \
     FIELD(int64_t, scores) \
+    FIELD(int64_t, groups) \
+    FIELD(int64_t, chosen_groups) \
+    FIELD(int64_t, group_scores) \
     FIELD(const float *, choice_bias) \
     FIELD(float, scale)
 
