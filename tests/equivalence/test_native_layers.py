@@ -194,6 +194,15 @@ def test_weights_of_float16_keep_their_values(family: str) -> None:
     require_near(at_once(lm, tokens), logits_of(peer_of(family, dtype=torch.float16).float(), tokens))
 
 
+def test_queries_are_scaled_by_their_position() -> None:
+    rope = {"rope_type": "default", "rope_theta": 1e4, "original_max_position_embeddings": 20}
+    model, tokens = fresh("ministral3", **SIZES, rope_parameters={**rope, "llama_4_scaling_beta": 0.5}), text(70)
+    wanted = logits_of(model, tokens)
+    lm = lower(HFModel(model))
+    require_near(at_once(lm, tokens), wanted)
+    assert torch.equal(at_once(lm, tokens), alone(lm, tokens))
+
+
 def test_norms_of_single_heads_with_mean_and_bias() -> None:
     model, tokens = peer_of("phi", qk_layernorm=True), text(60)
     lm = lower(HFModel(model))

@@ -283,11 +283,24 @@ class Rope:
         return both.cos() * self.scaling, both.sin() * self.scaling
 
 
-class RopeTables:
-    """Tables of cosines and sines, computed once for every position."""
+@dataclass(frozen=True, slots=True)
+class QueryScaling:
+    """Factors of queries that grow with each `length` positions by the logarithm of their number."""
 
-    def __init__(self, ropes: Sequence[Rope]) -> None:
-        self._ropes = ropes
+    slope: float
+    length: int
+
+    def at(self, positions: Tensor) -> Tensor:
+        """Return the factors of positions, float32."""
+        return 1 + self.slope * torch.log1p((positions // self.length).float())
+
+
+class RopeTables:
+    """Tables of cosines and sines, and of factors of queries, computed once for every position."""
+
+    def __init__(self, ropes: Sequence[Rope], scaling: QueryScaling | None = None) -> None:
+        self._ropes, self._scaling = ropes, scaling
+        self._scales: Tensor | None = None
         self._tables: list[tuple[Tensor, Tensor]] = []
         self._length = 0
 
@@ -299,6 +312,9 @@ class RopeTables:
             for kind, (cosines, sines) in enumerate(self._tables):
                 run.cosines[kind], run.sines[kind] = cosines.data_ptr(), sines.data_ptr()
             run.rotary_dim = self._tables[0][0].shape[-1] if self._tables else 0
+            if self._scaling is not None:
+                self._scales = self._scaling.at(torch.arange(self._length))
+                run.query_scales = self._scales.data_ptr()
 
 
 @torch.inference_mode()
@@ -481,6 +497,7 @@ class Blueprint:
     head: LinearBlueprint
     ropes: tuple[Rope, ...]  # kinds of rotary positions
     layers: tuple[LayerBlueprint, ...]
+    query_scaling: QueryScaling | None = None  # factors of queries by position; None for none
     # product of features; None if passes start at embeddings or hidden states only
     projection: ProjectionBlueprint | None = None
     norm: int = RMS_NORM  # RMS_NORM, or LAYER_NORM with mean and variance

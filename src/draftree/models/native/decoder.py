@@ -266,7 +266,7 @@ class NativeDecoder:
         self._format = format_of(quantization, blueprint.dtype)
         self.dtype: torch.dtype = getattr(torch, blueprint.dtype)
         self._memory_version = self._states_version = -1
-        self._ropes = RopeTables(blueprint.ropes)
+        self._ropes = RopeTables(blueprint.ropes, blueprint.query_scaling)
         self.logit_buffers = LogitBufferPool()
         self._form = CPass()  # arguments that all passes share
         if isinstance(weights, Weights):

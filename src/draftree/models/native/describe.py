@@ -30,6 +30,7 @@ from draftree.models.native.blueprint import (
     LinearBlueprint,
     MixerBlueprint,
     OutputPart,
+    QueryScaling,
     Rope,
     read_ropes,
 )
@@ -501,6 +502,7 @@ def read(model: ModelFacts) -> Blueprint:
         head=linear_of(inner.get_output_embeddings(), "the head", names=names),
         ropes=ropes,
         layers=layers,
+        query_scaling=_query_scaling(config),
         norm=facts.kind,
         has_norm_bias=facts.has_bias,
         is_post_norm=is_post_norm,
@@ -518,6 +520,14 @@ def read(model: ModelFacts) -> Blueprint:
     require_sizes(plan, names)
     require_nothing_else(names, plan)
     return plan
+
+
+def _query_scaling(config: Any) -> QueryScaling | None:
+    """Return the scaling of queries by position, which texts that the model is checked with are too short to show."""
+    for rope in rope_settings(config):
+        if (slope := rope.get("llama_4_scaling_beta")) is not None:
+            return QueryScaling(float(slope), int(rope["original_max_position_embeddings"]))
+    return None
 
 
 def _logit_scale(config: Any) -> float:

@@ -131,6 +131,7 @@ class CPass(ctypes.Structure):
         *fields(_pointer, "tokens", "slot", "place", "position", "rope_position", "identical"),
         *fields(_pointer, "list_start", "list", "chunks"),
         *fields(_pointer * 2, "cosines", "sines"),
+        ("query_scales", _pointer),
         *fields(_pointer, "hidden_in", "features", "captured_layers", "captured", "skipped", "logit_rows", "logits"),
         *fields(_pointer, "source", "sources", "source_queries"),
         *fields(_size, "bias_length", "num_runs", "num_levels", "keeps_states"),

@@ -284,6 +284,11 @@ static void store_row(const Work *work, const Layer *layer, int64_t row) {
     }
     for (int64_t h = 0; h < decoder->heads; h++)
         rotate_head(work, query + h * dim, query_norm, row, layer->rope);
+    if (pass->query_scales != NULL) {
+        const float scale = pass->query_scales[pass->rope_position[row]];
+        for (int64_t i = 0; i < decoder->heads * dim; i += LANES)
+            store(query + i, load(query + i) * scale);
+    }
     for (int64_t h = 0; h < decoder->kv_heads; h++) {
         rotate_head(work, key + h * dim, key_norm, row, layer->rope);
         int64_t at = (pass->slot[row] * pass->slot_step + h * pass->places + pass->place[row]) *

@@ -307,6 +307,7 @@ typedef struct {
  *   list_start, list   of a row: where its list of the other keys' places starts, and all lists
  *   chunks             first row of each run of rows of one slot, and the total after the last
  *   cosines, sines     [position][rotary_dim]
+ *   query_scales       [position], factors of rotated queries; NULL: none
  *   hidden_in          [row][hidden], what enters the first layer; NULL: the tokens' embeddings
  *   features           [row][inputs of the projection], in place of hidden_in; NULL: none
  *   captured_layers    layers whose input is captured; last_layer stands for the last one's output
@@ -350,6 +351,7 @@ typedef struct {
     FIELD(const int64_t *, chunks) \
     FIELD(TablePair, cosines) \
     FIELD(TablePair, sines) \
+    FIELD(const float *, query_scales) \
     FIELD(const float *, hidden_in) \
     FIELD(const float *, features) \
     FIELD(const int64_t *, captured_layers) \
