@@ -34,7 +34,8 @@ NEXT: dict[str, Any] = {
     "linear_key_head_dim": 8, "linear_value_head_dim": 8,
 }  # fmt: skip
 QWEN = {**GLM, **NEXT}
-TARGETS = {"glm": GLM, "deepseek": DEEPSEEK, "qwen3-next": QWEN}
+QWEN35 = {**{name: value for name, value in QWEN.items() if "expert" not in name}, "model_type": "qwen3_5_text"}
+TARGETS = {"glm": GLM, "deepseek": DEEPSEEK, "qwen3-next": QWEN, "qwen3.5": QWEN35}
 STORED = {
     "block.": "model.layers.2.", "norm.": "model.layers.2.shared_head.norm.", "": "model.layers.2.",
 }  # fmt: skip
@@ -55,7 +56,7 @@ def target_with_mtp(values: dict[str, Any], folder: Path) -> Path:
     stored = load_file(folder / "model.safetensors")
     layer = Values(json.loads((folder / "config.json").read_text()))
     head = MtpHead(layer_config(layer, depth=1, target_name=""), DraftVocabulary.full(VOCAB_SIZE))
-    names = STORED_NEXT if values["model_type"] == "qwen3_next" else STORED
+    names = STORED_NEXT if values["model_type"].startswith("qwen3") else STORED
     for name, part in head.state_dict().items():
         start = next(start for start in names if name.startswith(start))
         spread = torch.randn(part.shape) * 0.3

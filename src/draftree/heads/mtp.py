@@ -41,6 +41,10 @@ class LayerParts:
         with torch.device("meta"):
             model = loader.from_config(self.config, attn_implementation=NAME)
         example = model.get_decoder().layers[-1]
+        if any(name.endswith("indexer") for name, _ in example.named_modules()):
+            raise ModelLoadError(
+                f"layers of '{self.config.model_type}' choose the keys that they attend to (an indexer): not supported"
+            )
         self.norm = next(type(part) for name, part in example.named_modules() if "norm" in name)
         self.layer: nn.Module = type(example)(self.config, 0)
         rotary = getattr(model.get_decoder(), "rotary_emb", None)

@@ -1,4 +1,4 @@
-"""MTP layers of DeepSeek, GLM and Qwen3-Next, read from the folders of targets, against transformers' `MtpModel`."""
+"""MTP layers of DeepSeek, GLM, Qwen3-Next and Qwen3.5, read from targets' folders, against transformers' `MtpModel`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,13 @@ QWEN: dict[str, Any] = {
     "linear_key_head_dim": 8, "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"],
     "num_hidden_layers": 2,
 }  # fmt: skip
-TARGETS = {"deepseek": DEEPSEEK, "glm": GLM, "qwen3-next": QWEN}
+QWEN35 = {**{name: value for name, value in QWEN.items() if "expert" not in name}, "model_type": "qwen3_5_text"}
+QWEN35_MOE = {**QWEN, "model_type": "qwen3_5_moe_text"}
+GLM5: dict[str, Any] = {
+    **{name: value for name, value in DEEPSEEK.items() if name != "n_group"}, "model_type": "glm_moe_dsa", "n_group": 1,
+    "index_topk": 64, "index_head_dim": 8, "index_n_heads": 2, "mlp_layer_types": ["dense", "sparse"],
+}  # fmt: skip
+TARGETS = {"deepseek": DEEPSEEK, "glm": GLM, "qwen3-next": QWEN, "qwen3.5": QWEN35, "qwen3.5-moe": QWEN35_MOE}
 
 
 def target_and_mtp(values: dict[str, Any]) -> tuple[Any, Any]:
@@ -68,7 +74,7 @@ def target_and_mtp(values: dict[str, Any]) -> tuple[Any, Any]:
 
 def written(values: dict[str, Any], mtp: Any, folder: Path) -> None:
     """The MTP layer as its authors store it, beside some tensors of the target."""
-    is_next = values["model_type"] == "qwen3_next"
+    is_next = values["model_type"].startswith("qwen3")
     prefix = "mtp." if is_next else f"model.layers.{values['num_hidden_layers']}."
     names = {
         "enorm.": "pre_fc_norm_embedding." if is_next else "enorm.",
@@ -137,6 +143,13 @@ def test_the_configuration_names_one_feature_and_no_draft_vocabulary(name: str, 
     written(TARGETS[name], mtp, tmp_path)
     config = read_config(tmp_path)
     assert (config.kind, config.features, config.is_full, config.depth) == ("mtp", (-1,), True, 1)
+
+
+def test_layers_that_choose_their_keys_are_refused(tmp_path: Path) -> None:
+    _, mtp = target_and_mtp(GLM5)
+    written(GLM5, mtp, tmp_path)
+    with pytest.raises(ModelLoadError, match="'glm_moe_dsa' choose the keys that they attend to"):
+        read_head(tmp_path)
 
 
 def test_missing_and_unexpected_tensors_are_named(tmp_path: Path) -> None:
