@@ -94,31 +94,6 @@ def _by(shape: Iterable[int]) -> str:
     return "x".join(str(size) for size in shape) or "one number"
 
 
-SCALE = ".int8_scale"
-"""Added to the name of a tensor for its scales."""
-LARGEST = 127
-
-
-def packed(name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """Return a finite matrix as int8 with float32 scales of its rows, by their names in the file."""
-    scales = (tensor.float().abs().amax(dim=1) / LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
-    rounded = (tensor.float() / scales[:, None]).round().clamp(-LARGEST, LARGEST)
-    return {name: rounded.to(torch.int8), name + SCALE: scales}
-
-
-def expanded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of a file with packed ones in bfloat16 and without scales."""
-    result = {name: tensor for name, tensor in tensors.items() if not name.endswith(SCALE)}
-    for key in tensors.keys() - result.keys():
-        name = key.removesuffix(SCALE)
-        scales = tensors[key]
-        rows = result.get(name)
-        if rows is None or rows.dtype != torch.int8 or scales.shape != rows.shape[:1]:
-            raise ModelLoadError(f"the scales '{key}' do not fit to a tensor '{name}' in 8 bits: get the head again")
-        result[name] = (rows.float() * scales[:, None].float()).to(torch.bfloat16)
-    return result
-
-
 LAYOUTS: tuple[Layout, ...] = (speculators, medusa, gemma4, dflash, dspark, mtp, eagle)
 """In the order in which they are tried; those with a name in the configuration first."""
 
@@ -145,7 +120,7 @@ def read_head(folder: str | os.PathLike[str], *, dtype: torch.dtype | None = Non
     with _opened(folder) as held:
         layout = layout_of(held)
         config = layout.configure(held)
-        tensors = expanded(layout.tensors(held))
+        tensors = layout.tensors(held)
         vocabulary = vocabulary_of(tensors, config)
         parameters = {name: tensor for name, tensor in tensors.items() if name not in (OFFSETS, MASK)}
         with torch.device("meta"):

@@ -14,8 +14,9 @@ from draftree.core.errors import ConfigurationError, ModelLoadError
 from draftree.core.files import JsonError, read_json, write_json, write_whole
 from draftree.heads.base import Head, TargetParts
 from draftree.heads.calibration import CONFIDENCE
-from draftree.heads.folders import is_head, packed, read_head
+from draftree.heads.folders import is_head, read_head
 from draftree.heads.layouts import CONFIG, SAFE, speculators
+from draftree.heads.quantized import packed
 from draftree.heads.shipped import MANIFEST, MAX_BYTES, config_facts, manifest_json
 from draftree.heads.vocabulary import EMBEDDING, OUTPUT, maps_of
 from draftree.heads.writers import SGLANG, SPECULATORS, ExportTarget, export_for_sglang, export_for_vllm, require_empty

@@ -16,7 +16,8 @@ from draftree import LLM, SamplingParams
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError, ModelLoadError
 from draftree.heads import shipped as catalogue
-from draftree.heads.folders import expanded, packed, read_head, write_head
+from draftree.heads.folders import read_head, write_head
+from draftree.heads.quantized import expanded, packed
 from draftree.heads.shipped import MAX_BYTES, config_facts, head_folder, shipped_heads
 from draftree.loading.load import load_model
 from draftree.train.export import folder_bytes, ship_head

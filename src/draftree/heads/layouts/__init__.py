@@ -20,6 +20,7 @@ from torch import Tensor
 
 from draftree.core.errors import ModelLoadError, ModelNotFoundError
 from draftree.heads.config import FULL, SLIDING, HeadConfig
+from draftree.heads.quantized import BLOCK, expanded
 from draftree.weights.folders import index_files, read_settings
 
 
@@ -248,7 +249,7 @@ class HeadFolder:
         return shapes
 
     def tensors(self, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, Tensor]:
-        """Return the tensors with wanted names, on the host."""
+        """Return the tensors with wanted names, on the host, none of them quantized."""
         tensors: dict[str, Tensor] = {}
         for file in self.files:
             if file.endswith(".safetensors"):
@@ -256,7 +257,8 @@ class HeadFolder:
                     tensors |= {name: held.get_tensor(name) for name in list(held.keys()) if wanted(name)}
             else:
                 tensors |= {name: tensor for name, tensor in self._unpickled(file, "cpu").items() if wanted(name)}
-        return tensors
+        block = self.values.part("quantization_config", optional=True).get("weight_block_size")
+        return expanded(tensors, block or BLOCK)
 
     @contextmanager
     def _safe(self, file: str) -> Iterator[Any]:
