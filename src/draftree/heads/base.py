@@ -132,6 +132,12 @@ class Head(nn.Module, ABC):
                     f"the head was made for a target{wanted} with {name} of {made_for}, and this one has {actual}: "
                     "choose the target that it was made for, or another head"
                 )
+        if config.target_layers not in (0, parts.num_layers):
+            raise ConfigurationError(
+                f"the head was made for a target of {config.target_layers} layers, and this one has "
+                f"{parts.num_layers}: choose the target that it was made for, or name the "
+                "hidden states in eagle_config of its config.json"
+            )
         missing = [layer for layer in config.features if not -parts.num_layers <= layer + 1 <= parts.num_layers + 1]
         if missing:
             raise ConfigurationError(

@@ -24,6 +24,8 @@ LAST_LAYER = -1
 """Index in `features` of the output of the last layer, before the final norm; others count back from it."""
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
 MARKOV_TYPES = ("vanilla", "gated", "rnn")
+NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+"""Variants of EAGLE-3, as configurations call them."""
 MAX_SIZE = 1 << 24
 """Upper limit of every size: a damaged file must not allocate memory without end."""
 
@@ -83,6 +85,7 @@ class HeadConfig:
     # configuration of transformers of the decoder layer inside an MTP head; sizes of an assistant of Gemma 4 that other
     # kinds do not have; empty for other kinds
     layer: Mapping[str, Any] = field(default_factory=dict)
+    target_layers: int = 0  # number of the target's layers if `features` were derived from it; 0 otherwise
     target_name: str = ""  # name or path of the target, for messages and exports; empty if unknown
     target_architecture: str = ""  # class of the target in transformers, for exports; empty if unknown
 
@@ -137,7 +140,7 @@ class HeadConfig:
                 yield f"activation '{self.activation}' is not supported: {suggestion(self.activation, ACTIVATIONS)}"
         if self.fc_norm and self.norm_before_fc:
             yield "fc_norm and norm_before_fc exclude each other: set at most one"
-        for name in ("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc"):
+        for name in NORMS:
             if self.kind == EAGLE and getattr(self, name):
                 yield f"{name} is a variant of kind '{EAGLE3}', not of '{EAGLE}'"
         if self.is_block and not self.block_size:

@@ -90,6 +90,11 @@ def change_tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Calla
     return apply
 
 
+def whole_model(folder: Path) -> None:
+    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    save_file({"model.embed_tokens.weight": torch.zeros(2, 2)}, folder / "model.safetensors")
+
+
 LAYERS = "transformer_layer_config"
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda folder: (folder / "config.json").unlink(), "no 'config.json'"),
@@ -97,10 +102,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "not JSON": (lambda folder: (folder / "config.json").write_text("{"), "cannot be read"),
     "a list": (lambda folder: (folder / "config.json").write_text("[]"), "hold a JSON object"),
     "cut weights": (lambda folder: (folder / "model.safetensors").write_bytes(b"123456789"), "header too large"),
-    "a whole model": (
-        lambda folder: (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}'),
-        "drafter 'model'",
-    ),
+    "a whole model": (whole_model, "drafter 'model'"),
     "another type": (change_config(lambda v: v.update(speculators_model_type="dflash3")), "type 'dflash3'"),
     "no features": (change_config(lambda v: v.pop("eagle_aux_hidden_state_layer_ids")), "eagle_aux_hidden"),
     "wrong features": (change_config(lambda v: v.update(eagle_aux_hidden_state_layer_ids=[1, "2"])), "list of layers"),

@@ -12,10 +12,25 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from block_samples import ALL, EAGLE_1, EAGLE_3, FLASH, MEDUSA, SECOND, SPARK, VOCABULARY, WIDTH, config_of, random_head
-from draftree.core.errors import ModelError, ModelLoadError, ModelNotFoundError
+from block_samples import (
+    ALL,
+    EAGLE_1,
+    EAGLE_3,
+    FLASH,
+    MEDUSA,
+    PARALLEL,
+    SECOND,
+    SPARK,
+    VOCABULARY,
+    WIDTH,
+    config_of,
+    random_head,
+    random_parts,
+)
+from draftree.core.errors import ConfigurationError, ModelError, ModelLoadError, ModelNotFoundError
 from draftree.heads.base import Head
 from draftree.heads.folders import is_head, read_config, read_head, write_head
+from draftree.heads.layouts import eagle
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": WIDTH, "intermediate_size": 24, "num_attention_heads": 4,
@@ -35,6 +50,19 @@ def eagle_3(head: Head) -> Stored:
     tensors |= {"d2t": head.vocabulary.offsets(), "t2d": head.vocabulary.mask()}
     layers = {"eagle_aux_hidden_state_layer_ids": [1, 2, 4], "use_aux_hidden_state": True}
     return {**LLAMA, "draft_vocab_size": 24, "eagle_config": layers}, tensors
+
+
+def eagle_31(head: Head) -> Stored:
+    values, tensors = eagle_3(head)
+    tensors = {name.replace("midlayer.", "layers.0."): part for name, part in tensors.items()}
+    return {**values, "fc_norm": True, "norm_output": True}, tensors
+
+
+def peagle(head: Head) -> Stored:
+    values, tensors = eagle_3(head)
+    tensors = {name.replace("midlayer.", "layers.0."): part for name, part in tensors.items()}
+    values |= {"ptd_token_id": 47, "parallel_drafting": True, "num_hidden_layers": 2}
+    return values, tensors | {"mask_hidden": head.state_dict()["mask_hidden"][0]}
 
 
 def dflash(head: Head) -> Stored:
@@ -82,6 +110,8 @@ def medusa(head: Head) -> Stored:
 LAYOUTS: dict[str, tuple[dict[str, Any], Callable[[Head], Stored]]] = {
     "eagle": ({**EAGLE_1, "depth": 5, "own_embedding": True}, eagle_1),
     "eagle3": ({**EAGLE_3, "depth": 7}, eagle_3),
+    "eagle3.1": ({**EAGLE_3, "depth": 7, "fc_norm": True, "norm_output": True}, eagle_31),
+    "peagle": ({**PARALLEL, "depth": 7, "num_layers": 2}, peagle),
     "dflash": (FLASH, dflash),
     "dflash2": (SECOND, dflash2),
     "jetspec": ({**FLASH, "causal": True}, jetspec),
@@ -126,6 +156,18 @@ def test_missing_and_unexpected_tensors_are_named(layout: str, tmp_path: Path) -
     save_file({**tensors, "layers.7.other": torch.zeros(1)}, tmp_path / "model.safetensors")
     with pytest.raises(ModelLoadError, match=r"missing: norm\.weight; unexpected: layers\.7\.other"):
         read_head(tmp_path)
+
+
+def test_hidden_states_follow_from_the_target_where_its_sizes_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = written("eagle3", tmp_path)
+    change(tmp_path, eagle_config=...)
+    monkeypatch.setitem(eagle.TARGET_LAYERS, (WIDTH, VOCABULARY), 8)
+    found = read_head(tmp_path)
+    assert found.config == head.config.changed(features=(2, 4, 5), target_layers=8)
+    with pytest.raises(ConfigurationError, match="made for a target of 8 layers, and this one has 6"):
+        found.bind(random_parts(found.config))
 
 
 def change(folder: Path, **values: Any) -> None:

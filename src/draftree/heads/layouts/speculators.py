@@ -23,6 +23,7 @@ from draftree.heads.config import (
     FLASH_KINDS,
     LAST_LAYER,
     MTP,
+    NORMS,
     PEAGLE,
     XPRESS,
     HeadConfig,
@@ -57,7 +58,6 @@ ARCHITECTURES = {
 """Kinds that can be written."""
 KINDS = (*ARCHITECTURES, MTP)
 """Kinds that can be read."""
-NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 VERSION = "0.9.0"
 """Version of speculators whose layout this is."""
 TARGETS_OWN = ("verifier_lm_head.weight", "verifier_norm.weight")
