@@ -15,6 +15,8 @@ from draftree.core.errors import DraftreeError
 from draftree.core.files import MALFORMED, parse_json
 from draftree.train.data.shards import write_atomically
 
+CHECKPOINT = "checkpoint.safetensors"
+
 
 class TrainingError(DraftreeError, RuntimeError):
     """Training cannot start or continue: damaged data, a loss that is not finite, or too little memory."""

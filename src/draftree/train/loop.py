@@ -21,7 +21,7 @@ from draftree.core.errors import ConfigurationError, is_out_of_memory
 from draftree.core.files import MALFORMED, JsonError, parse_json
 from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.train.batches import pack
-from draftree.train.checkpoints import TrainingError, load_checkpoint, save_checkpoint
+from draftree.train.checkpoints import CHECKPOINT, TrainingError, load_checkpoint, save_checkpoint
 from draftree.train.head_trainee import TextTrainee
 from draftree.train.losses import Loss, loss_named
 from draftree.train.preparing import Processes, Progress, Report, ignore
@@ -184,7 +184,7 @@ class MasterOptimizer:
             parameter.copy_(self._master[name])
 
 
-CHECKPOINT, BEST, LOG = "checkpoint.safetensors", "best.safetensors", "log.jsonl"
+BEST, LOG = "best.safetensors", "log.jsonl"
 SECONDS_BETWEEN_CHECKPOINTS = 120.0
 LEAST_GAIN = 1e-4
 """Smallest increase of the score that counts as better."""
@@ -247,8 +247,8 @@ class TrainingRun:
     def run(self) -> RunState:
         """Train until a limit or until the score stops rising; the module keeps the weights of the best evaluation."""
         self._start = self._clock() - self.state.seconds
-        self._saved_at = self._clock()
         self._open_log()
+        self._save()  # a run that is interrupted at once can be resumed too
         every = self._settings.evaluate_every
         try:
             while self._progress() < 1 and not self._is_stale():

@@ -20,6 +20,7 @@ from draftree.loading.load import load_model
 from draftree.loading.loaded import LoadedModel
 from draftree.loading.options import resolve_device, resolve_dtype
 from draftree.options import QUANTIZATIONS, ModelOptions
+from draftree.train.checkpoints import CHECKPOINT
 from draftree.train.data.shards import UNSEEN_SHARE, TrainingData
 from draftree.train.settings import TrainSettings
 
@@ -150,13 +151,13 @@ class Prepared:
 
 def prepare(job: TrainingJob, settings: TrainSettings, report: Report = ignore, note: Note = ignore) -> Prepared:
     """Load data and target; nothing is overwritten."""
-    has_run = job.training.is_dir()
+    has_run = (job.training / CHECKPOINT).is_file()
     output = job.output
     if job.resume and not has_run:
         raise ConfigurationError(f"'{output}' has no run to resume: leave out --resume, or name its folder")
     if not job.resume and has_run:
         raise ConfigurationError(f"'{output}' already has a run: give --resume to continue it, or another folder")
-    if not has_run and output.exists() and (not output.is_dir() or any(output.iterdir())):
+    if not has_run and output.exists() and (not output.is_dir() or any(map(Path.is_file, output.rglob("*")))):
         raise ConfigurationError(f"'{output}' already exists, and files are never overwritten: choose another path")
     options = job.options
     apply_threads(options.threads)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from draftree.train.checkpoints import TrainingError, load_checkpoint, save_checkpoint
+from draftree.train.checkpoints import CHECKPOINT, TrainingError, load_checkpoint, save_checkpoint
 from draftree.train.head_trainee import HeadTrainee
-from draftree.train.loop import BEST, CHECKPOINT, LOG, read_log
+from draftree.train.loop import BEST, LOG, read_log
 from draftree.train.preparing import Progress
 from draftree.train.settings import OPTIMIZERS, Limits
 from train_samples import settings, shorter, texts, tiny_head, trainee

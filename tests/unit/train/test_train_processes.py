@@ -18,8 +18,8 @@ import forked
 from draftree.core.errors import ConfigurationError
 from draftree.train import loop
 from draftree.train.batches import pack
-from draftree.train.checkpoints import load_checkpoint
-from draftree.train.loop import CHECKPOINT, TrainingRun
+from draftree.train.checkpoints import CHECKPOINT, load_checkpoint
+from draftree.train.loop import TrainingRun
 from draftree.train.preparing import Processes, find_processes
 from draftree.train.settings import Limits, TrainSettings
 from parallel_jobs import ended, environment
