@@ -30,7 +30,7 @@ ESSENTIAL = frozenset(
     {"prompts", "draft", "drafts", "system", "temperature", "temperatures", "max_tokens", "seed", "quantization"}
     | {"as_json", "compare", "output", "beam_width", "num_return_sequences", "language", "form", "host", "port"}
     | {"split", "data", "minutes", "measure", "peer", "spec_bench", "baseline", "trace", "figures", "device", "rate"}
-    | {"limit_tokens", "save"}
+    | {"limit_tokens", "save", "hours"}
 )
 """Options that reduced help shows."""
 OUTPUT = "Output"

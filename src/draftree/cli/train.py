@@ -6,7 +6,8 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,6 +21,7 @@ from draftree.cli.render import CLEAR_LINE, INTERRUPTED, is_terminal, note, reso
 from draftree.cli.train_data import PROMPTS, data, prepare, prompt_sets, prompts, run
 from draftree.cli.tune import announce, conclude, measure, say_differences, table
 from draftree.core.errors import ConfigurationError, suggestion
+from draftree.core.files import PathLock
 from draftree.loading.resolve import require_sound
 from draftree.options import EXECUTION
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from draftree.loading.loaded import LoadedModel
     from draftree.train.automatic import TrainingPlan
     from draftree.train.data.capture import Capture, CaptureSettings
+    from draftree.train.data.prompts import PromptSet
     from draftree.train.evaluate import Evaluation
     from draftree.train.finishing import TrainingResult
     from draftree.train.head import HeadOptions
@@ -204,12 +207,12 @@ COVERED = 0.9
 """Share of tokens in the draft vocabulary above which a larger one gains little."""
 
 
-def run_training(run: Run, work: Callable[[], T]) -> T:
+def run_training(run: Run, work: Callable[[], T], *, resume: str = " with --resume") -> T:
     note(budget_line(run.settings))
     try:
         return work()
     except KeyboardInterrupt:
-        note("interrupted: the last checkpoint is kept; the same command with --resume continues")
+        note(f"interrupted: the last checkpoint is kept; the same command{resume} continues")
         raise typer.Exit(INTERRUPTED) from None
 
 
@@ -372,6 +375,8 @@ TIMES_SMALLER = 4
 """A target is at least so many times as large as the model that a student starts from."""
 UNSEEN_PROMPTS = 24
 """Prompts of the measurement, which no text of training answers."""
+PLAN = "plan.json"
+MAX_HOURS = 10_000
 
 
 @takes_setup(*EXECUTION_OPTIONS, generation_config="none")
@@ -396,31 +401,46 @@ def auto(
     continues.
     """
     require_sound(setup.model)
-    if not hours > 0:
-        raise ConfigurationError(f"hours is {hours}: it must be positive")
-    folder = output or Path(f"{Path(setup.model).stem}-drafter")
-    from draftree.train.automatic import MEASURED
+    if not 0 < hours <= MAX_HOURS:
+        raise ConfigurationError(f"hours is {hours}: it must be above 0 and at most {MAX_HOURS:,}")
+    folder = output or Path(f"{Path(setup.model).resolve().name.removesuffix('.gguf')}-drafter")
+    if folder.exists() and not (folder / PLAN).is_file() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigurationError(f"'{folder}' exists, and no run of 'train auto': choose another --output")
+    sets = prompt_sets(prompts)
     from draftree.train.finishing import RECIPE
 
-    plan = make_data(setup, folder, prompts, 60 * hours, dry_run=dry_run)
-    if dry_run:
-        return
-    drafter = folder / "drafter"
-    if not (drafter / RECIPE).is_file():
-        train_drafter(setup, plan, folder)
-    measure_drafter(setup, plan, folder, 60 * hours * MEASURED)
+    with alone(folder) if not dry_run else nullcontext():
+        plan = make_data(setup, folder, sets, hours, dry_run=dry_run)
+        if dry_run:
+            return
+        if not (folder / "drafter" / RECIPE).is_file():
+            train_drafter(setup, plan, folder)
+        measure_drafter(setup, plan, folder)
 
 
-def make_data(
-    setup: Setup, folder: Path, prompts: Sequence[str] | None, minutes: float, *, dry_run: bool
-) -> TrainingPlan:
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Keep other processes from a folder, which is made if missing, and removed at the end if it is still empty."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = PathLock(folder)
+    except BlockingIOError as error:
+        raise ConfigurationError(f"another process works in '{folder}': wait until it ends") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            folder.rmdir()
+        lock.release()
+
+
+def make_data(setup: Setup, folder: Path, sets: Sequence[PromptSet], hours: float, *, dry_run: bool) -> TrainingPlan:
     """Plan, and let the target answer prompts; the target is not in memory any more afterwards."""
     from draftree.cli.runs import fetch_and_load
     from draftree.train.automatic import STUDENT, TrainingPlan
     from draftree.train.data.capture import Capture, CaptureSettings
 
-    sets = prompt_sets(prompts)
-    plan_file = folder / "plan.json"
+    plan_file = folder / PLAN
     setup = setup.plainly()
     loaded = fetch_and_load(setup)
     llm = setup.llm(loaded)
@@ -434,11 +454,16 @@ def make_data(
 
     if plan_file.is_file():
         plan = TrainingPlan.read(plan_file)
+        if plan.target != loaded.model.fingerprint:
+            raise ConfigurationError(f"'{plan_file}' is for another model: choose another --output")
+        if plan.hours != hours:
+            raise ConfigurationError(
+                f"'{plan_file}' is for --hours {plan.hours:g}: give the same, or choose another --output"
+            )
         note(f"the plan of '{plan_file}' is continued")
     else:
-        plan = plan_of(loaded, setup, *capture_of(STUDENT, None), minutes)
+        plan = plan_of(loaded, setup, *capture_of(STUDENT, None), hours)
         if not dry_run:
-            folder.mkdir(parents=True, exist_ok=True)
             plan.write(plan_file)
     note(str(plan))
     if plan.speedup < 1:
@@ -446,8 +471,8 @@ def make_data(
     if dry_run:
         return plan
     capture, settings = capture_of(plan.kind, plan.data_tokens)
-    found = capture.found(folder / "data")
-    if found is None or not found.complete:
+    stored = capture.found(folder / "data")
+    if stored is None or (stored.num_tokens < plan.data_tokens and stored.next_prompt < len(capture.jobs)):
         prepare(capture, settings, folder / "data")
         run(capture, settings, folder / "data")
     write_unseen(capture, folder / "unseen.jsonl")
@@ -455,7 +480,7 @@ def make_data(
 
 
 def plan_of(
-    loaded: LoadedModel, setup: Setup, capture: Capture, settings: CaptureSettings, minutes: float
+    loaded: LoadedModel, setup: Setup, capture: Capture, settings: CaptureSettings, hours: float
 ) -> TrainingPlan:
     """Measure the speeds of answers and of products, and return the plan."""
     from draftree.loading.options import resolve_place
@@ -467,7 +492,10 @@ def plan_of(
 
     device, dtype = resolve_place(dataclasses.replace(setup, dtype="auto"))
     speed = estimate(capture, settings).tokens_per_second
+    if not speed:
+        raise ConfigurationError(f"'{loaded.name}' can answer none of the prompts: give others (--prompts)")
     target = TargetSize(
+        fingerprint=loaded.model.fingerprint,
         num_bytes=loaded.model.footprint.weights,
         hidden=capture.recipe.hidden,
         inner=inner_width(text_config(loaded)),
@@ -477,7 +505,7 @@ def plan_of(
     start = CATALOGUE[STUDENT_START]
     is_small = 2 * start.num_parameters * TIMES_SMALLER > target.num_bytes
     student = None if is_small else (start.name, start.num_parameters)
-    return plan_training(target, Machine(speed, operations_per_second(dtype, device)), minutes, student)
+    return plan_training(target, Machine(speed, operations_per_second(dtype, device)), hours, student)
 
 
 def write_unseen(capture: Capture, path: Path) -> None:
@@ -498,6 +526,7 @@ def write_unseen(capture: Capture, path: Path) -> None:
 
 def train_drafter(setup: Setup, plan: TrainingPlan, folder: Path) -> None:
     from draftree.train.automatic import STUDENT, recipe_of
+    from draftree.train.checkpoints import CHECKPOINT
     from draftree.train.preparing import TRAINING, TrainingJob
     from draftree.train.settings import Limits, TrainSettings
 
@@ -506,7 +535,7 @@ def train_drafter(setup: Setup, plan: TrainingPlan, folder: Path) -> None:
         options=dataclasses.replace(setup.plainly(), dtype="auto"),
         data=(folder / "data",),
         output=output,
-        resume=(output / TRAINING).is_dir(),
+        resume=(output / TRAINING / CHECKPOINT).is_file(),
     )
     settings = TrainSettings(Limits(minutes=plan.minutes), **recipe_of(plan.kind))
 
@@ -520,14 +549,15 @@ def train_drafter(setup: Setup, plan: TrainingPlan, folder: Path) -> None:
 
         return train_head(job, settings, HeadOptions(draft_vocab=plan.draft_vocab), report=Lines(), note=note)
 
-    say_trained(run_training(Run(job, settings), work))
+    say_trained(run_training(Run(job, settings), work, resume=""))
 
 
-def measure_drafter(setup: Setup, plan: TrainingPlan, folder: Path, minutes: float) -> None:
+def measure_drafter(setup: Setup, plan: TrainingPlan, folder: Path) -> None:
     """Measure the drafter beside all others on unseen prompts, and keep the fastest for `auto`."""
     from draftree.lab.tune.drafts import DraftSearch, DraftTuneSettings
-    from draftree.train.automatic import STUDENT
+    from draftree.train.automatic import MEASURED, STUDENT
 
+    minutes = 60 * plan.hours * MEASURED
     kind = "model" if plan.kind == STUDENT else "head"
     spec = f"{kind}:{(folder / 'drafter').resolve()}"
     settings = DraftTuneSettings(setup, prompts=folder / "unseen.jsonl", drafts=(spec,), minutes=minutes)

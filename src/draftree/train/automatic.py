@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
-from math import log2
+from math import inf, log2
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +49,12 @@ class TargetSize:
     """Size of a target.
 
     Attributes:
+        fingerprint: of the target itself.
         num_bytes: bytes of its weights, which a pass reads.
         inner: inner width of its perceptrons.
     """
 
+    fingerprint: str
     num_bytes: int
     hidden: int
     inner: int
@@ -65,6 +67,8 @@ class TrainingPlan:
     """What is trained, and what that should bring.
 
     Attributes:
+        target: fingerprint of the model that it is for.
+        hours: of data, training and measurement together.
         start: model that a student starts from; None for a head.
         draft_vocab: draft vocabulary of a head; None for a student.
         data_tokens: tokens of data, prompts included.
@@ -74,6 +78,8 @@ class TrainingPlan:
         speedup: expected, relative to plain decoding.
     """
 
+    target: str
+    hours: float
     kind: str
     start: str | None
     draft_vocab: int | None
@@ -85,8 +91,9 @@ class TrainingPlan:
 
     def __str__(self) -> str:
         what = f"a head with {self.draft_vocab:,} tokens" if self.start is None else f"a student from {self.start}"
+        minutes = f"{self.minutes:,.1f}" if self.minutes < 10 else f"{self.minutes:,.0f}"
         return (
-            f"{what}: {self.data_tokens:,} tokens of data, {self.minutes:.0f} minutes of training, about "
+            f"{what}: {self.data_tokens:,} tokens of data, {minutes} minutes of training, about "
             f"{self.predictions:,} predictions; {self.tokens_per_round:.2f} tokens per round and {self.speedup:.2f} "
             "times plain decoding are expected"
         )
@@ -97,9 +104,16 @@ class TrainingPlan:
     @classmethod
     def read(cls, path: Path) -> TrainingPlan:
         try:
-            return cls(**read_json(path))
+            plan = cls(**read_json(path))
+            is_head = plan.start is None and plan.draft_vocab > 0  # type: ignore[operator]
+            if not (plan.kind == HEAD if is_head else plan.kind == STUDENT and isinstance(plan.start, str)):
+                raise ValueError(plan.kind)
+            if not (0 < plan.minutes < inf and plan.data_tokens > 0 and plan.hours > 0):
+                raise ValueError("no time or no data")
+            str(plan)  # formats every number
         except MALFORMED as error:
             raise ConfigurationError(f"'{path}' is damaged: delete it, and the plan is made again") from error
+        return plan
 
 
 def operations_per_second(dtype: torch.dtype, device: torch.device) -> float:
@@ -115,24 +129,22 @@ def operations_per_second(dtype: torch.dtype, device: torch.device) -> float:
     return (count - 1) * 2 * PROBE_SIZE**3 / seconds
 
 
-def plan_training(
-    target: TargetSize, machine: Machine, minutes: float, student: tuple[str, int] | None
-) -> TrainingPlan:
+def plan_training(target: TargetSize, machine: Machine, hours: float, student: tuple[str, int] | None) -> TrainingPlan:
     """Return the plan with the highest expected speed.
 
     Args:
-        minutes: of data, training and measurement together.
+        hours: of data, training and measurement together.
         student: name and number of parameters of the model that a student would start from; None for a head only.
     """
-    plans = [_plan(target, machine, minutes, vocab, None) for vocab in VOCABULARIES if vocab < target.vocab]
-    plans = plans or [_plan(target, machine, minutes, target.vocab, None)]
+    plans = [_plan(target, machine, hours, vocab, None) for vocab in VOCABULARIES if vocab < target.vocab]
+    plans = plans or [_plan(target, machine, hours, target.vocab, None)]
     if student is not None:
-        plans.append(_plan(target, machine, minutes, None, student))
+        plans.append(_plan(target, machine, hours, None, student))
     return max(plans, key=lambda plan: plan.speedup)
 
 
 def _plan(
-    target: TargetSize, machine: Machine, minutes: float, vocab: int | None, student: tuple[str, int] | None
+    target: TargetSize, machine: Machine, hours: float, vocab: int | None, student: tuple[str, int] | None
 ) -> TrainingPlan:
     if student is None:
         assert vocab is not None, "a head has a draft vocabulary"
@@ -144,7 +156,7 @@ def _plan(
         weights = student[1]
         operations = 6 * weights
     trained = machine.operations * EFFICIENCY / operations
-    seconds = 60 * minutes * (1 - MEASURED)
+    seconds = 3600 * hours * (1 - MEASURED)
     # as many predictions as tokens if data are made faster than they are learned, otherwise half of the time for each
     data_seconds = seconds * min(0.5, trained / (trained + machine.tokens))
     predictions = round(trained * (seconds - data_seconds))
@@ -158,6 +170,8 @@ def _plan(
     lengths = [sum(rate**depth for depth in range(length + 1)) for length in range(LONGEST + 1)]
     length = max(range(1, LONGEST + 1), key=lambda length: lengths[length] / (1 + length * cost))
     return TrainingPlan(
+        target.fingerprint,
+        hours,
         STUDENT if student else HEAD,
         student[0] if student else None,
         vocab,

@@ -29,6 +29,7 @@ from draftree.engine.engine import Engine
 from draftree.engine.parts import StateRows, StateSink
 from draftree.engine.sequence import WritingSequence
 from draftree.llm import LLM
+from draftree.loading.encoder_decoder import is_encoder_decoder
 from draftree.loading.loaded import LoadedModel, require_layers
 from draftree.options import EngineLimits
 from draftree.sampling.params import SamplingParams
@@ -185,7 +186,11 @@ class Capture:
         self._settings = settings
         model = llm.model
         self._features = settings.layers(model.num_layers)
-        has_template = llm.tokenizer is not None and llm.tokenizer.has_chat_template
+        if loaded.folder is not None and is_encoder_decoder(loaded.folder):
+            raise ConfigurationError(f"'{loaded.name}' is an encoder-decoder model: training takes decoder-only models")
+        if llm.tokenizer is None:
+            raise ConfigurationError(f"'{loaded.name}' has no tokenizer, so it cannot read prompts: add tokenizer.json")
+        has_template = llm.tokenizer.has_chat_template
         if settings.chat and not has_template:
             raise ConfigurationError("the target has no chat template: use --raw")
         self.chat = has_template if settings.chat is None else settings.chat
