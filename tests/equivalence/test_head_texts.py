@@ -16,8 +16,9 @@ from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError, DraftreeError
 from draftree.drafters import head as head_drafter
 from draftree.heads import native_passes
+from draftree.heads.block_passes import BlockPasses
 from draftree.heads.folders import write_head
-from draftree.heads.native_passes import NativePasses
+from draftree.heads.native_passes import NativeBlockPasses, NativePasses
 from draftree.heads.passes import HeadPasses, TorchPasses
 from families import prompts, target
 from head_samples import head_config, random_head
@@ -29,6 +30,14 @@ RAGGED = prompts(3, 17, 9)
 TEMPERATURES = (0.0, 1.0)
 IN_C: dict[str, Any] = {"head_dim": 16, "intermediate": 96}
 """Sizes of a head that the native kernels run."""
+BLOCKS_IN_C: dict[str, dict[str, Any]] = {
+    "dflash": IN_C,
+    "dspark": IN_C | {"markov_rank": 16},
+    "xpress": IN_C | {"markov_rank": 16, "refiner_width": 16},
+    "peagle": IN_C,
+    "medusa": {},
+}
+"""Kinds that draft in one pass, and such sizes of each."""
 KINDS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
@@ -37,15 +46,19 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[HeadPasses]:
+def made(monkeypatch: pytest.MonkeyPatch) -> list[HeadPasses | BlockPasses]:
     """Passes of heads that were made, in order."""
-    found: list[HeadPasses] = []
+    found: list[HeadPasses | BlockPasses] = []
 
-    def noting(*args: Any) -> HeadPasses:
-        found.append(native_passes.passes_of(*args))
-        return found[-1]
+    def noting(make: Any) -> Any:
+        def noted(*args: Any) -> HeadPasses | BlockPasses:
+            found.append(make(*args))
+            return found[-1]
 
-    monkeypatch.setattr(head_drafter, "passes_of", noting)
+        return noted
+
+    for name in ("passes_of", "block_passes_of"):
+        monkeypatch.setattr(head_drafter, name, noting(getattr(native_passes, name)))
     return found
 
 
@@ -79,14 +92,14 @@ def test_every_kind_through_torch(llama: Path, models: Path, variant: str, tree:
 @in_c
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("draft", ["{}", "{},tree=best-9", "ngram,min=1+{},k=2"])
-@pytest.mark.parametrize("variant", ["eagle", "eagle3", "eagle3-full"])
+@pytest.mark.parametrize("variant", ["eagle", "eagle3", "eagle3-full", *BLOCKS_IN_C])
 def test_native_kernels_write_the_same_text_by_their_bits(
-    llama: Path, models: Path, made: list[HeadPasses], kind: str, variant: str, draft: str
+    llama: Path, models: Path, made: list[HeadPasses | BlockPasses], kind: str, variant: str, draft: str
 ) -> None:
     options = KINDS[kind] | {"exact": True}
-    spec = draft.format(f"head:{head_folder(models, variant, **IN_C)}")
+    spec = draft.format(f"head:{head_folder(models, variant, **BLOCKS_IN_C.get(variant, IN_C))}")
     fast = LLM(llama, spec, plan="fixed", **options)
-    assert isinstance(made[-1], TorchPasses if variant == "eagle" else NativePasses)
+    assert isinstance(made[-1], NativeBlockPasses if variant in BLOCKS_IN_C else NativePasses)
     for temperature in TEMPERATURES:
         wanted = plain(llama, temperature, **options)
         done = fast.generate(RAGGED, params(temperature))
@@ -99,7 +112,7 @@ def test_native_kernels_write_the_same_text_by_their_bits(
 @in_c
 @pytest.mark.parametrize(("kind", "quantization"), [("float32", None), ("bfloat16", "int8"), ("int8", "int8")])
 def test_weights_have_8_bits_unless_the_target_is_float32(
-    llama: Path, models: Path, made: list[HeadPasses], kind: str, quantization: str | None
+    llama: Path, models: Path, made: list[HeadPasses | BlockPasses], kind: str, quantization: str | None
 ) -> None:
     LLM(llama, f"head:{head_folder(models, **IN_C)}", plan="fixed", **KINDS[kind])
     (passes,) = made
@@ -108,7 +121,9 @@ def test_weights_have_8_bits_unless_the_target_is_float32(
 
 
 @in_c
-def test_drafts_of_native_kernels_are_those_of_torch(llama: Path, models: Path, made: list[HeadPasses]) -> None:
+def test_drafts_of_native_kernels_are_those_of_torch(
+    llama: Path, models: Path, made: list[HeadPasses | BlockPasses]
+) -> None:
     """With float32 both make the same drafts, so that rounds and accepted tokens agree."""
     spec, counts = f"head:{head_folder(models, **IN_C)},tree=best-9", []
     for kernels, kind in (("native", NativePasses), ("torch", TorchPasses)):
@@ -122,7 +137,7 @@ def test_drafts_of_native_kernels_are_those_of_torch(llama: Path, models: Path, 
 
 @in_c
 def test_a_head_that_c_does_not_support_runs_in_torch(
-    llama: Path, models: Path, made: list[HeadPasses], caplog: pytest.LogCaptureFixture
+    llama: Path, models: Path, made: list[HeadPasses | BlockPasses], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
         llm = LLM(llama, f"head:{head_folder(models, **IN_C, activation='relu')}", plan="fixed", dtype="float32")
@@ -255,6 +270,32 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         texts.append(json.loads(capsys.readouterr().out))
     assert texts[0]["text"] == texts[1]["text"]
     assert texts[1]["stats"]["draft_tokens"] > 0
+
+
+WIDE: dict[str, Any] = {
+    "head_dim": 16, "moe_intermediate_size": 32, "intermediate_size": 64, "shared_expert_intermediate_size": 32,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+}  # fmt: skip
+"""Sizes of a target that the native kernels run."""
+
+
+@in_c
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["glm", "qwen3-next"])
+def test_the_mtp_layer_of_a_native_target_runs_natively(
+    name: str, kind: str, made: list[HeadPasses | BlockPasses], tmp_path: Path
+) -> None:
+    values = TARGETS[name] | {key: size for key, size in WIDE.items() if key in TARGETS[name]}
+    folder = target_with_mtp(values, tmp_path / "target")
+    options = KINDS[kind] | {"exact": True}
+    plain = LLM(folder, "none", **options)
+    for tree in (",k=3", ",tree=best-9,k=3"):
+        fast = LLM(folder, f"head:{folder}{tree}", plan="fixed", **options)
+        assert isinstance(made[-1], NativePasses)
+        for temperature in TEMPERATURES:
+            assert ids(fast, temperature) == ids(plain, temperature)
+        assert fast.generate(RAGGED[0], params(0.0))[0].stats.draft_tokens > 10
+        fast.engine.check_integrity()
 
 
 @pytest.mark.parametrize("tree", ["", ",k=3", ",tree=best-9,k=3"])

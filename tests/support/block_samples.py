@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from draftree.heads.base import Head, TargetParts
+from draftree.heads.base import BlockHead, BlockRows, Head, TargetParts
+from draftree.heads.block_passes import BlockPasses, BlockResult, TorchBlockPasses
 from draftree.heads.config import HeadConfig
 from draftree.heads.folders import head_class
 from draftree.heads.vocabulary import DraftVocabulary
@@ -71,6 +72,18 @@ def random_head(config: HeadConfig, seed: int = 0) -> Head:
         scale = 0.3 if part.dim() > 1 else 0.1
         part.copy_(torch.randn(part.shape, generator=noise) * scale + (1.0 if "norm" in name else 0.0))
     return head
+
+
+class BlockTexts:
+    """Texts in slots of a head that drafts all levels in one pass."""
+
+    def __init__(self, head: BlockHead, count: int = 1) -> None:
+        self.passes: BlockPasses = TorchBlockPasses(head, torch.device("cpu"))
+        self.slots = [self.passes.pool.open() for _ in range(count)]
+
+    def run(self, rows: BlockRows) -> BlockResult:
+        """Read rows, and draft after the last ones of all texts."""
+        return self.passes.read(self.slots, rows, range(len(self.slots)))
 
 
 def random_parts(config: HeadConfig, seed: int = 1) -> TargetParts:

@@ -30,7 +30,7 @@ from draftree.heads.calibration import read_calibration, read_rates
 from draftree.heads.config import EAGLE, EAGLE3, MTP, HeadConfig
 from draftree.heads.folders import read_config, read_head
 from draftree.heads.gemma4 import AssistantHead
-from draftree.heads.native_passes import passes_of
+from draftree.heads.native_passes import block_passes_of, passes_of
 from draftree.heads.peagle import ParallelEagle, PEagleHead
 from draftree.heads.shipped import head_folder
 from draftree.models.base import LanguageModel
@@ -132,11 +132,11 @@ class HeadDrafter(TreeBuildingDrafter):
 def _stepper(head: Head, target: LanguageModel) -> HeadStepper | BlockStepper | AssistantStepper:
     """Return the stepper of a head: for one pass per level, or one pass for all levels."""
     if isinstance(head, PEagleHead):
-        return BlockStepper(ParallelEagle(head), target.device)
+        return BlockStepper(block_passes_of(ParallelEagle(head), target))
     if isinstance(head, AssistantHead):
         return AssistantStepper(head, target)
     if isinstance(head, BlockHead):
-        return BlockStepper(head, target.device)
+        return BlockStepper(block_passes_of(head, target))
     if isinstance(head, FeatureHead):
         return HeadStepper(passes_of(head, target))
     raise ConfigurationError(f"drafter 'head': heads of kind '{head.config.kind}' cannot draft")

@@ -4,7 +4,8 @@
   `base.TargetParts` is what a head shares with its target, `config.HeadConfig` its sizes and variants.
 * One file per family: `eagle`, `peagle`, `dflash` (and DSpark; `dflash2` and `xpress` hold their additions), `medusa`,
   `mtp`, `gemma4`, of the parts in `layers`.
-* `passes.HeadPasses` decodes with heads that draft level by level, in PyTorch or by `native_passes`.
+* `passes.HeadPasses` decodes with heads that draft level by level, `block_passes.BlockPasses` with those that draft in
+  one pass, in PyTorch or by `native_passes`; `native_plans` has the blueprints of heads.
 * `folders.read_head` and `folders.write_head` read every layout of `layouts` (one file each) and write our own;
   `writers` exports heads for vLLM and SGLang. `calibration` reads what training measured beside a head.
 * `shipped` holds the heads of this package.

@@ -161,7 +161,7 @@ class DFlashHead(BlockHead):
         self.confidence_head = ConfidenceHead(config) if config.has_confidence else None
         self.has_bias = config.markov_rank > 0
         self.first_slot = 0 if config.anchor_predicts else 1
-        self._rotary = Rotary(config.rope, config.head_dim, config.max_length)
+        self.rotary = Rotary(config.rope, config.head_dim, config.max_length)
         self._shared: Shared | None = None
 
     @property
@@ -186,10 +186,10 @@ class DFlashHead(BlockHead):
         anchors = to_device(rows.anchors, context.device)
         slots = torch.arange(self.config.block_size, device=context.device)
         places = rows.positions[anchors][:, None] + slots
-        tables = self._rotary.tables_at(places, context)
+        tables = self.rotary.tables_at(places, context)
         before = _angles(tables, rows.positions - 1)
         inside = _angles(tables, places)
-        x = self._bound.embed(self._tokens(rows.tokens[anchors])).to(context.dtype)
+        x = self.shared.embed(self._tokens(rows.tokens[anchors])).to(context.dtype)
         for layer in self.layers:
             assert isinstance(layer, BlockLayer)
             layer.read(context, before, attend)
@@ -197,10 +197,11 @@ class DFlashHead(BlockHead):
         return self.norm(x)
 
     def logits(self, states: Tensor) -> Tensor:
-        return self._bound.logits(states)
+        return self.shared.logits(states)
 
     @property
-    def _bound(self) -> Shared:
+    def shared(self) -> Shared:
+        """Embedding and output."""
         assert self._shared is not None, "a head is bound to a target before it runs"
         return self._shared
 

@@ -331,28 +331,36 @@ class Layer(nn.Module):
 
 
 class Shared:
-    """Embedding (vocabulary, hidden) and output (draft vocabulary, hidden) of a head: its own, or the target's."""
+    """Embedding (vocabulary, hidden) and output (draft vocabulary, hidden) of a head: its own, or the target's.
+
+    `scale` is the factor of embeddings; `facts` and `bias` are those of the target's output, None for an own one.
+    """
 
     def __init__(
         self, parts: TargetParts, vocabulary: DraftVocabulary, embedding: Tensor | None, output: Tensor | None
     ) -> None:
-        self._embedding = parts.embedding if embedding is None else embedding
-        self._scale = parts.facts.embedding_scale if embedding is None else 1.0
-        self._facts = parts.facts if output is None else None
+        self.embedding = parts.embedding if embedding is None else embedding
+        self.scale = parts.facts.embedding_scale if embedding is None else 1.0
+        self.facts = parts.facts if output is None else None
         ids = vocabulary.ids.to(parts.output.device)
-        target = parts.output if vocabulary.is_full else parts.output[ids]
-        self._output = target if output is None else output
-        bias = parts.facts.bias if output is None else None
-        self._bias = bias if bias is None or vocabulary.is_full else bias[ids.to(bias.device)]
+        if output is None:
+            output = parts.output if vocabulary.is_full else parts.output[ids]
+        self.output = output
+        bias = None if self.facts is None else self.facts.bias
+        self.bias = bias if bias is None or vocabulary.is_full else bias[ids.to(bias.device)]
+
+    def forget_output(self) -> None:
+        """Forget the output, which another copy replaces; `logits` cannot run then."""
+        self.output = self.output.new_empty(0)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Return embeddings, shape (..., hidden)."""
-        embeddings = F.embedding(tokens, self._embedding)
-        return embeddings if self._scale == 1.0 else embeddings * self._scale
+        embeddings = F.embedding(tokens, self.embedding)
+        return embeddings if self.scale == 1.0 else embeddings * self.scale
 
     def logits(self, states: Tensor) -> Tensor:
         """Return logits of the draft vocabulary, float32."""
-        logits = F.linear(states.to(self._output.dtype), self._output).float()
-        if self._bias is not None:
-            logits = logits + self._bias
-        return logits if self._facts is None else self._facts.capped(logits)
+        logits = F.linear(states.to(self.output.dtype), self.output).float()
+        if self.bias is not None:
+            logits = logits + self.bias
+        return logits if self.facts is None else self.facts.capped(logits)

@@ -33,13 +33,8 @@ class LayerParts:
     """Decoder layer with random weights, norm class and rotary positions of a model of transformers."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        from transformers import AutoModelForCausalLM
-
-        register()
         self.config = _config(values)
-        loader: Any = AutoModelForCausalLM
-        with torch.device("meta"):
-            model = loader.from_config(self.config, attn_implementation=NAME)
+        model = _model_of(self.config)
         example = model.get_decoder().layers[-1]
         if any(name.endswith("indexer") for name, _ in example.named_modules()):
             raise ModelLoadError(
@@ -52,6 +47,16 @@ class LayerParts:
             raise ModelLoadError(f"layers of '{self.config.model_type}' have no rotary positions: not supported")
         with torch.device("cpu"):  # it has no weights, so it is made when weights are not
             self.rotary: nn.Module = type(rotary)(self.config)
+
+
+def _model_of(config: Any) -> Any:
+    """Return a model of transformers without values, whose attention is ours."""
+    from transformers import AutoModelForCausalLM
+
+    register()
+    loader: Any = AutoModelForCausalLM
+    with torch.device("meta"):
+        return loader.from_config(config, attn_implementation=NAME)
 
 
 def _config(values: Mapping[str, Any]) -> Any:
@@ -114,7 +119,8 @@ class MtpHead(FeatureHead):
         self.block = parts.layer
         self.norm = parts.norm(width, eps=config.epsilon)
         self._rotary = [parts.rotary]  # in a list, so that it is no part of the module
-        self._is_hidden_first = bool(config.layer.get(HIDDEN_FIRST))
+        self.is_hidden_first = bool(config.layer.get(HIDDEN_FIRST))
+        self._config = parts.config
         self._shared: Shared | None = None
         self._finish: Callable[[Tensor], Tensor] | None = None
 
@@ -128,6 +134,23 @@ class MtpHead(FeatureHead):
     def dtype(self) -> torch.dtype:
         return self.eh_proj.weight.dtype
 
+    @property
+    def shared(self) -> Shared:
+        """Embedding and output of the target."""
+        assert self._shared is not None, "a head is bound to a target before it runs"
+        return self._shared
+
+    def as_model(self) -> Any:
+        """Return a model of transformers whose only layer, norm, embedding and output are those of the head."""
+        config = copy.deepcopy(self._config)
+        config.tie_word_embeddings = False
+        model = _model_of(config)
+        decoder = model.get_decoder()
+        decoder.layers[0], decoder.norm, decoder.rotary_emb = self.block, self.norm, self._rotary[0]
+        model.get_input_embeddings().weight = nn.Parameter(self.shared.embedding.to(self.dtype), requires_grad=False)
+        model.get_output_embeddings().weight = nn.Parameter(self.shared.output.to(self.dtype), requires_grad=False)
+        return model
+
     def project(self, features: Tensor) -> Tensor:
         assert self._finish is not None, "a head is bound to a target before it runs"
         return self._finish(features[..., 0, :]).to(self.dtype)
@@ -135,9 +158,8 @@ class MtpHead(FeatureHead):
     def run(
         self, tokens: Tensor, before: Tensor, positions: Tensor, attend: Attend, chosen: Tensor | None = None
     ) -> Tensor:
-        assert self._shared is not None, "a head is bound to a target before it runs"
-        read = [self.enorm(self._shared.embed(tokens).to(self.dtype)), self.hnorm(before)]
-        x = self.eh_proj(torch.cat(read[::-1] if self._is_hidden_first else read, dim=-1))
+        read = [self.enorm(self.shared.embed(tokens).to(self.dtype)), self.hnorm(before)]
+        x = self.eh_proj(torch.cat(read[::-1] if self.is_hidden_first else read, dim=-1))
         leading = x.shape[:-2]
         rows = x.shape[-2]
         flat = x.reshape(-1, rows, x.shape[-1])
@@ -155,5 +177,4 @@ class MtpHead(FeatureHead):
         return states
 
     def logits(self, states: Tensor) -> Tensor:
-        assert self._shared is not None, "a head is bound to a target before it runs"
-        return self._shared.logits(states)
+        return self.shared.logits(states)

@@ -55,7 +55,7 @@ class Refiner(nn.Module):
         slots = nodes.levels + self._first
         rows = torch.arange(len(slots), device=slots.device)
         codes = self._codes(memory, nodes.tokens, nodes.states)
-        memory[rows, 1 + slots] = codes
+        memory[rows, 1 + slots] = codes.to(memory.dtype)
         # later slots of the memory are zero
         x = codes + torch.einsum("rnj,njr->nr", self.mix_l[:, slots], memory[:, 1:])
         x = x + self.mlp_down(F.silu(self.mlp_gate(x)) * self.mlp_up(x))

@@ -18,6 +18,7 @@ from block_samples import (
     SECOND,
     SPARK,
     VOCABULARY,
+    BlockTexts,
     config_of,
     random_head,
     random_parts,
@@ -25,11 +26,12 @@ from block_samples import (
 from draftree import LLM, SamplingParams
 from draftree.core.tree import Draw, TokenTree, path
 from draftree.core.types import Budget, RoundRecord
-from draftree.drafters.tree_builder.block_stepper import BlockPass, BlockStepper, KeptRows
+from draftree.drafters.tree_builder.block_stepper import BlockStepper
 from draftree.drafters.tree_builder.builder import TreeBuilder, parse_shape
 from draftree.drafters.tree_builder.head_stepper import MAX_UNREAD
 from draftree.drafters.tree_builder.model_stepper import IDLE_ROUNDS
 from draftree.heads.base import BlockHead, BlockNodes, BlockRows
+from draftree.heads.block_passes import TorchBlockPasses
 from draftree.heads.calibration import Calibration, with_confidence, write_calibration
 from draftree.heads.dflash import DFlashHead
 from draftree.heads.folders import write_head
@@ -60,14 +62,14 @@ def built(name: str, **others: Any) -> tuple[BlockHead, BlockStepper]:
     head.bind(type(parts)(parts.embedding.double(), parts.output.double(), parts.facts, parts.finish, 6))
     block = ParallelEagle(head) if isinstance(head, PEagleHead) else head
     assert isinstance(block, BlockHead)
-    return block, BlockStepper(block, torch.device("cpu"))
+    return block, BlockStepper(TorchBlockPasses(block, torch.device("cpu")))
 
 
 def wanted(head: BlockHead, tokens: list[int], drafted: list[int]) -> Tensor:
     """Logits after a path, from one pass over the whole text."""
     features = hidden_states(head, tokens[:-1])  # type: ignore[arg-type]
     rows = BlockRows(features, torch.tensor(tokens[1:]), torch.arange(1, len(tokens)), [len(tokens) - 1])
-    states = head.run(rows, BlockPass([KeptRows()], rows.counts))
+    states = BlockTexts(head).run(rows).states
     slot = len(drafted) + head.first_slot
     found = head.logits(states)[0, slot]
     if not head.has_bias:
@@ -172,9 +174,9 @@ def test_nothing_is_read_while_no_trees_are_requested() -> None:
     text: Any = text_of(stepper, head, [*PROMPT]).read()
     for _ in range(IDLE_ROUNDS + 1):
         text.write([5])
-    kept = text.state.kept.length
+    kept = text.state.slot.length
     text.write([token % VOCABULARY for token in range(MAX_UNREAD + 9)])
-    assert text.state.kept.length == kept
+    assert text.state.slot.length == kept
     assert sum(len(piece.hidden) for piece in text.state.unread) == MAX_UNREAD
     assert stepper.is_ready(text.state)
     text.levels(*TREE)
@@ -214,7 +216,7 @@ def drafted(
     budget: Budget | None = None,
     shares_noise: bool = True,
 ) -> TokenTree:
-    stepper: Any = BlockStepper(head, torch.device("cpu"))
+    stepper: Any = BlockStepper(TorchBlockPasses(head, torch.device("cpu")))
     params = SamplingParams(temperature=temperature)
     text: Any = HeadText(stepper, head, PROMPT, params=params).read()  # type: ignore[arg-type]
     growth = TreeBuilder(
@@ -229,7 +231,7 @@ def estimate(head: DFlashHead, way: list[int]) -> float:
     """Probability of acceptance of the first child after a path, by the equation of the head."""
     features = hidden_states(head, PROMPT[:-1])  # type: ignore[arg-type]
     rows = BlockRows(features, torch.tensor(PROMPT[1:]), torch.arange(1, len(PROMPT)), [len(PROMPT) - 1])
-    states = head.run(rows, BlockPass([KeptRows()], rows.counts))[0, head.first_slot + len(way)]
+    states = BlockTexts(head).run(rows).states[0, head.first_slot + len(way)]
     weights = head.state_dict()
     if head.config.confidence_with_markov:
         states = torch.cat((states, weights["markov_head.markov_w1.weight"][[PROMPT[-1], *way][-1]]))

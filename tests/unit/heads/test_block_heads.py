@@ -19,11 +19,11 @@ from block_samples import (
     SPARK,
     VOCABULARY,
     WIDTH,
+    BlockTexts,
     config_of,
     random_head,
     random_parts,
 )
-from draftree.drafters.tree_builder.block_stepper import BlockPass, KeptRows
 from draftree.heads.base import BlockHead, BlockNodes, BlockRows, TargetParts
 from draftree.heads.dflash import DFlashHead
 from draftree.heads.dflash2 import BlockConvolution
@@ -54,11 +54,8 @@ def bound(config: Any) -> tuple[DFlashHead, TargetParts]:
     return head, parts
 
 
-def run(head: BlockHead, rows: BlockRows, kept: list[KeptRows]) -> Tensor:
-    pass_ = BlockPass(kept, rows.counts)
-    states = head.run(rows, pass_)
-    pass_.finish()
-    return states
+def run(head: BlockHead, rows: BlockRows) -> Tensor:
+    return BlockTexts(head, len(rows.counts)).run(rows).states
 
 
 def reference(head: DFlashHead) -> Any:
@@ -95,7 +92,7 @@ def test_dflash_computes_what_transformers_does_round_by_round(windows: tuple[in
     model = reference(head)
     cache = DFlashCache(config=model.config)
     cache.activate_past_recording()
-    rows, kept, size = rows_of([9]), KeptRows(), head.config.block_size
+    rows, text, size = rows_of([9]), BlockTexts(head), head.config.block_size
     for first, last in ((0, 4), (4, 5), (5, 9)):
         new = parts_of_rows(rows, first, last)
         cache.set_previous_accepted_tokens(last - first)
@@ -109,10 +106,10 @@ def test_dflash_computes_what_transformers_does_round_by_round(windows: tuple[in
             attention_mask={"full_attention": hidden_ahead(size, last)} if causal else None,
             **{cache_name(model.forward): cache},
         ).last_hidden_state[0]
-        ours = run(head, new, [kept])[0]
+        ours = text.run(new).states[0]
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-    assert kept.length == 9
-    expected = run(head, rows, [KeptRows()])[0]
+    assert text.slots[0].length == 9
+    expected = run(head, rows)[0]
     torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
     logits = head.logits(ours[None])[0]
     torch.testing.assert_close(logits, ours @ parts.output.T, rtol=1e-4, atol=1e-5)
@@ -121,18 +118,18 @@ def test_dflash_computes_what_transformers_does_round_by_round(windows: tuple[in
 def test_texts_of_a_batch_do_not_see_each_other() -> None:
     head, _ = bound(config_of(FLASH))
     rows = rows_of([3, 1, 6])
-    together = run(head, rows, [KeptRows() for _ in range(3)])
+    together = run(head, rows)
     for text, (first, last) in enumerate(((0, 3), (3, 4), (4, 10))):
-        alone = run(head, parts_of_rows(rows, first, last), [KeptRows()])
+        alone = run(head, parts_of_rows(rows, first, last))
         torch.testing.assert_close(together[text], alone[0], rtol=1e-4, atol=1e-5)
 
 
 def test_the_last_rows_of_the_context_count() -> None:
     head, _ = bound(config_of(FLASH))
     rows = rows_of([4])
-    before = run(head, rows, [KeptRows()])
+    before = run(head, rows)
     rows.features[-1] += 1
-    assert not torch.allclose(before, run(head, rows, [KeptRows()]), atol=1e-3)
+    assert not torch.allclose(before, run(head, rows), atol=1e-3)
 
 
 @pytest.mark.parametrize("values", [{"windows": (6, 6), "causal_windows": True}, {"causal": True}])
@@ -140,12 +137,12 @@ def test_causal_blocks_hide_later_slots(values: dict[str, Any]) -> None:
     head, _ = bound(config_of(FLASH, **values))
     free, _ = bound(config_of(FLASH))
     rows = rows_of([4])
-    changed, at_first = head.config.changed(mask_token_id=46), run(head, rows, [KeptRows()])
+    changed, at_first = head.config.changed(mask_token_id=46), run(head, rows)
     other = random_head(changed)
     other.bind(random_parts(changed))
     assert isinstance(other, DFlashHead)
-    torch.testing.assert_close(run(other, rows, [KeptRows()])[0, 0], at_first[0, 0])
-    assert not torch.allclose(run(free, rows, [KeptRows()])[0, 0], at_first[0, 0])
+    torch.testing.assert_close(run(other, rows)[0, 0], at_first[0, 0])
+    assert not torch.allclose(run(free, rows)[0, 0], at_first[0, 0])
 
 
 @pytest.mark.parametrize("anchor_predicts", [True, False])
@@ -154,7 +151,7 @@ def test_the_bias_of_dspark_follows_its_equations(kind: str, anchor_predicts: bo
     config = config_of(SPARK, markov_type=kind, anchor_predicts=anchor_predicts)
     head, _ = bound(config)
     weights, rank = head.state_dict(), config.markov_rank
-    states = run(head, rows_of([3, 2]), [KeptRows(), KeptRows()])
+    states = run(head, rows_of([3, 2]))
     path = torch.tensor([[7, 3, 9], [1, 40, 2]])
     memory = head.start(states, path[:, 0], path[:, 0])
     for level in range(3):
@@ -210,7 +207,7 @@ def test_the_convolutions_of_dflash2_follow_their_equations() -> None:
 
 def test_dflash2_ranks_the_best_tokens_again() -> None:
     head, _ = bound(config_of(SECOND))
-    weights, states = head.state_dict(), run(head, rows_of([3, 2]), [KeptRows(), KeptRows()])
+    weights, states = head.state_dict(), run(head, rows_of([3, 2]))
     logits, tokens = head.logits(states)[:, 1], torch.tensor([7, 40])
     assert head.start(states, tokens, tokens) is None
     found, memory = head.follow(BlockNodes(tokens, torch.tensor([0, 0]), states[:, 1], logits, None))
@@ -228,7 +225,7 @@ def test_dflash2_ranks_the_best_tokens_again() -> None:
 def test_the_bias_of_xpress_is_that_of_the_whole_block(anchor_predicts: bool) -> None:
     head, _ = bound(config_of(PRESS, anchor_predicts=anchor_predicts))
     weights = {name.removeprefix("refiner_head."): part for name, part in head.state_dict().items()}
-    states = run(head, rows_of([3, 2]), [KeptRows(), KeptRows()])
+    states = run(head, rows_of([3, 2]))
     tokens = torch.tensor([[11, 7, 3, 9, 5], [2, 1, 40, 2, 8]])  # the token before the anchor, the anchor, drafts
     before = tokens[:, head.config.anchor_predicts :][:, : head.config.block_size]
     mean = states.mean(1, keepdim=True).expand_as(states)
@@ -263,9 +260,10 @@ def test_every_level_of_p_eagle_sees_the_text_and_the_masks_before_it(layers: in
     head, parts = random_head(config), random_parts(config)
     head.bind(parts)
     assert isinstance(head, PEagleHead)
-    rows, block, kept = rows_of([6]), ParallelEagle(head), KeptRows()
+    rows, block = rows_of([6]), ParallelEagle(head)
+    text = BlockTexts(block)
     for first, last in ((0, 4), (4, 6)):
-        found = run(block, parts_of_rows(rows, first, last), [kept])
+        found = text.run(parts_of_rows(rows, first, last)).states
     # one causal text: the rows of the text, then the masks
     assert config.mask_token_id is not None
     masks = torch.full((config.depth - 1,), config.mask_token_id)
@@ -284,7 +282,7 @@ def test_p_eagle_of_one_level_is_eagle_3() -> None:
     head.bind(random_parts(config))
     assert isinstance(head, PEagleHead)
     rows = rows_of([3, 2])
-    found = ParallelEagle(head).run(rows, BlockPass([KeptRows(), KeptRows()], rows.counts))
+    found = run(ParallelEagle(head), rows)
     expected = head.run(rows.tokens[:3], head.project(rows.features[:3]), rows.positions[:3], causal)
     torch.testing.assert_close(found[0, 0], expected[-1], rtol=1e-4, atol=1e-5)
     assert found.shape == (2, 1, WIDTH)
@@ -296,7 +294,7 @@ def test_medusa_computes_its_equations() -> None:
     head.bind(parts)
     assert isinstance(head, MedusaHead)
     rows = rows_of([2, 3], num_features=1)
-    states = head.run(rows, BlockPass([KeptRows(), KeptRows()], rows.counts))
+    states = run(head, rows)
     logits, weights = head.logits(states), head.state_dict()
     assert logits.shape == (2, 3, VOCABULARY)
     for text, row in enumerate((1, 4)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,8 +15,14 @@ from draftree.core.tree import path
 from draftree.drafters.tree_builder.head_stepper import HeadStepper
 from draftree.heads import native_passes
 from draftree.heads.base import FeatureHead
-from draftree.heads.native_passes import NativePasses, plan_head
+from draftree.heads.layouts import Values
+from draftree.heads.layouts.mtp import layer_config
+from draftree.heads.mtp import HIDDEN_FIRST, MtpHead
+from draftree.heads.native_passes import NativePasses
+from draftree.heads.native_plans import plan_head
 from draftree.heads.passes import HeadPasses, RowJob, TorchPasses
+from draftree.heads.vocabulary import DraftVocabulary
+from draftree.models.base import EmbeddingFacts
 from draftree.models.kv.slots import KVSlot
 from draftree.models.native import decoder
 from draftree.models.native.build import NativeUnavailableError
@@ -26,7 +33,8 @@ from native_builds import EACH_BUILD, built
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="native kernels need a C compiler")
 
 SIZES: dict[str, Any] = {"hidden": 32, "target_hidden": 32, "head_dim": 16, "intermediate": 64}
-VARIANTS = ["eagle3", "eagle3-full", "eagle3.1", "eagle3-before-fc", "eagle3-qwen3", "eagle3-llama3-rope"]
+EAGLE_3 = ["eagle3", "eagle3-full", "eagle3.1", "eagle3-before-fc", "eagle3-qwen3", "eagle3-llama3-rope"]
+VARIANTS = [*EAGLE_3, "eagle", "eagle-own"]
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 TREE = ([7, 8, 9, 7, 30, 31], [-1, -1, 0, 0, 1, 3], (2, 3, 1))
 """Tokens, parents and sizes of levels."""
@@ -50,6 +58,68 @@ def in_c(variant: str = "eagle3", kind: str = "float32", **values: Any) -> Nativ
 
 def in_torch(variant: str = "eagle3", kind: str = "float32", **values: Any) -> TorchPasses:
     return TorchPasses(bound(variant, kind, **values), torch.device("cpu"))
+
+
+LAYER: dict[str, Any] = {
+    "model_type": "llama", "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-6,
+}  # fmt: skip
+EXPERTS: dict[str, Any] = {"moe_intermediate_size": 32, "num_experts_per_tok": 2, "num_experts": 4}
+GLM: dict[str, Any] = {
+    **EXPERTS, "model_type": "glm4_moe", "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1,
+    "first_k_dense_replace": 1, "use_qk_norm": True,
+}  # fmt: skip
+NEXT: dict[str, Any] = {
+    **EXPERTS, "model_type": "qwen3_next", "layer_types": ["linear_attention", "full_attention"],
+    "shared_expert_intermediate_size": 32, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+}  # fmt: skip
+LAYERS: dict[str, dict[str, Any]] = {
+    "llama": LAYER,
+    "hidden-first": {**LAYER, HIDDEN_FIRST: True},
+    "qwen3": {**LAYER, "model_type": "qwen3"},
+    "glm": {**LAYER, **GLM},
+    "qwen3-next": {**LAYER, **NEXT},
+}
+"""Configurations of the layers of MTP heads."""
+
+
+def bound_mtp(name: str, dtype: str = "float32", **facts: Any) -> FeatureHead:
+    config = layer_config(Values(LAYERS[name]), depth=3, target_name="")
+    head = MtpHead(config, DraftVocabulary.full(VOCAB))
+    noise = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for part in head.parameters():
+            spread = torch.randn(part.shape, generator=noise) * (0.1 if part.dim() == 1 else 0.2)
+            part.copy_(1 + spread if part.dim() == 1 else spread).requires_grad_(False)
+    parts = random_parts(hidden=32)
+    head.eval().to(getattr(torch, dtype)).bind(
+        replace(parts, facts=EmbeddingFacts(**{"embedding_scale": 1.0, "logit_scale": 1.0} | facts))
+    )
+    return head
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [{}, {"embedding_scale": 3.0, "logit_scale": 0.5, "soft_cap": 8.0, "bias": torch.arange(VOCAB) / 9}],
+    ids=["plain", "scaled"],
+)
+@pytest.mark.parametrize("name", LAYERS)
+def test_mtp_layers_compute_what_their_modules_do(name: str, facts: dict[str, Any]) -> None:
+    native = NativePasses(bound_mtp(name, **facts))
+    found, wanted = (rows_of(p, rounds=3) for p in (native, TorchPasses(bound_mtp(name, **facts), torch.device("cpu"))))
+    assert (found - wanted).abs().max() < 5e-5 * (wanted.max() - wanted.min())
+
+
+@pytest.mark.parametrize(("kind", "share"), [("bfloat16", 0.04), ("int8", 0.06)])
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_mtp_layers_in_smaller_formats_stay_near_float32(name: str, kind: str, share: float) -> None:
+    is_int8 = kind == "int8"
+    passes = NativePasses(bound_mtp(name, "float32" if is_int8 else kind), quantization="int8" if is_int8 else None)
+    found, wanted = rows_of(passes), rows_of(TorchPasses(bound_mtp(name), torch.device("cpu")))
+    assert (found - wanted).abs().max() < share * (wanted.max() - wanted.min())
+    check_bits(passes)
 
 
 def rows_of(passes: HeadPasses, tokens: Sequence[int] = PROMPT, rounds: int = 1) -> Tensor:
@@ -89,21 +159,23 @@ def states_before(count: int, seed: int = 0) -> Tensor:
     return torch.randn(count, SIZES["hidden"], generator=torch.Generator().manual_seed(seed))
 
 
-def hidden_states(count: int, seed: int = 0) -> Tensor:
+def hidden_states(count: int, seed: int = 0, layers: int = 3) -> Tensor:
     """The target's hidden states of sizes as in models, shape (rows, layers, hidden)."""
-    found = torch.randn(count, 3, SIZES["hidden"], generator=torch.Generator().manual_seed(seed))
-    return found * torch.tensor([0.1, 1.0, 30.0])[:, None]
+    found = torch.randn(count, layers, SIZES["hidden"], generator=torch.Generator().manual_seed(seed))
+    return found * torch.tensor([0.1, 1.0, 30.0])[-layers:, None]
 
 
-def text_before(count: int, seed: int) -> Tensor:
+def text_before(passes: HeadPasses, count: int, seed: int) -> Tensor:
     """States of texts with even numbers, and hidden states of the target for the others."""
-    return hidden_states(count, seed) if seed % 2 else states_before(count, seed)
+    layers = len(passes.head.config.features)
+    return hidden_states(count, seed, layers) if seed % 2 else states_before(count, seed)
 
 
 def filled(slots: HeadPasses, count: int, seed: int = 0) -> KVSlot:
     """A slot with rows of a text."""
     slot = slots.pool.open()
-    slots.read([RowJob(slot, LONG[:count], range(1, count + 1), range(-1, count - 1), text_before(count, seed))])
+    before = text_before(slots, count, seed)
+    slots.read([RowJob(slot, LONG[:count], range(1, count + 1), range(-1, count - 1), before)])
     return slot
 
 
@@ -121,7 +193,7 @@ def check_bits(passes: HeadPasses) -> None:
     for number, (slot, length) in enumerate(zip(texts, lengths, strict=True)):
         # the text row by row, then the path of every node row by row
         alone = passes.pool.open()
-        text = text_before(length, number)
+        text = text_before(passes, length, number)
         for row in range(length):
             passes.read([RowJob(alone, [LONG[row]], [row + 1], [-1], text[row : row + 1])])
         for node in range(len(tokens)):
@@ -139,8 +211,8 @@ def check_bits(passes: HeadPasses) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_projected_hidden_states_are_those_of_the_module(variant: str, kind: str, bound_of_error: float) -> None:
     """Weights of the projection have the dtype of the head, never 8 bits; it may have a bias and norms."""
-    features = hidden_states(5)
     passes = in_c(variant, kind, fc_bias=True)
+    features = hidden_states(5, layers=len(passes.head.config.features))
     found, wanted = passes.project(features), in_torch(variant, fc_bias=True).project(features)
     assert (found - wanted).abs().max() < bound_of_error * wanted.abs().max()
     slot = passes.pool.open()
@@ -150,7 +222,7 @@ def test_projected_hidden_states_are_those_of_the_module(variant: str, kind: str
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("variant", ["eagle3", "eagle3-before-fc"])
+@pytest.mark.parametrize("variant", ["eagle3", "eagle3-before-fc", "eagle"])
 def test_bits_are_the_same_alone_in_trees_and_in_batches(variant: str, kind: str) -> None:
     check_bits(in_c(variant, kind, num_heads=9, num_kv_heads=3))
 
@@ -193,11 +265,9 @@ def test_the_embedding_of_the_target_is_not_copied_and_own_weights_are_released(
 @pytest.mark.parametrize(
     ("variant", "values", "words"),
     [
-        ("eagle", {"own_output": False}, "support heads of kind 'eagle3', not 'eagle'"),
-        ("eagle3", {"kind": "peagle", "mask_token_id": 1}, "support heads of kind 'eagle3', not 'peagle'"),
         ("eagle3", {"activation": "relu"}, "its activation is relu"),
-        ("eagle3", {"head_dim": 8}, "size of a head of 8 is no multiple of 16"),
-        ("eagle3", {"intermediate": 48}, "inner size of 48 is no multiple of 32"),
+        ("eagle3", {"head_dim": 8}, "head_dim of 8 is no multiple of 16"),
+        ("eagle", {"intermediate": 48}, "intermediate of 48 is no multiple of 32"),
     ],
 )
 def test_other_heads_are_refused_and_left_unchanged(variant: str, values: dict[str, Any], words: str) -> None:

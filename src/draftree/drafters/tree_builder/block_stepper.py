@@ -16,124 +16,18 @@ from typing import final
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from draftree.core.host import single_threaded
 from draftree.core.tensors import rows_of, to_device, to_host
 from draftree.drafters.base import SequenceView
 from draftree.drafters.tree_builder.head_stepper import FeatureSequence, FeatureStepper, Unread, common_length
 from draftree.drafters.tree_builder.model_stepper import PREFILL_ROWS
-from draftree.heads.base import BlockHead, BlockNodes, BlockRows
-from draftree.models.memory import LOGIT_BYTES, Footprint
-from draftree.sampling.logits import Logits, SubsetLogits, TensorLogits, TokenSubset
-
-FIRST_ROWS = 64
-"""Rows for which memory is reserved at first; it doubles when it is full."""
-
-
-@final
-class KeptRows:
-    """Keys and values of the context rows of one text, for every layer of a head. Mutated by `BlockPass`."""
-
-    def __init__(self) -> None:
-        self.length = 0
-        """Number of rows in every layer."""
-        self._layers: list[tuple[Tensor, Tensor]] = []
-
-    def add(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Write rows of a layer after the kept ones. They count once `length` is increased.
-
-        Args:
-            layer: index of the layer; layers are first written in order.
-            key: shape (rows, kv_heads, head_dim).
-            value: shape of `key`.
-        """
-        end = self.length + len(key)
-        if layer == len(self._layers):
-            size = max(end, FIRST_ROWS)
-            self._layers.append((_grown(key.transpose(0, 1), size, 0), _grown(value.transpose(0, 1), size, 0)))
-        elif end > self._layers[layer][0].shape[1]:
-            size = max(end, 2 * self._layers[layer][0].shape[1])
-            self._layers[layer] = tuple(_grown(part, size, self.length) for part in self._layers[layer])  # type: ignore[assignment]
-        for part, rows in zip(self._layers[layer], (key, value), strict=True):
-            part[:, self.length : end] = rows.transpose(0, 1)
-
-    def rows(self, layer: int, end: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values of the first rows, shape (kv_heads, rows, head_dim); views."""
-        key, value = self._layers[layer]
-        return key[:, :end], value[:, :end]
-
-    def copy(self, length: int) -> KeptRows:
-        """Return a copy of the first rows."""
-        copy = KeptRows()
-        copy.length = min(length, self.length)
-        size = max(copy.length, FIRST_ROWS)
-        copy._layers = [tuple(_grown(part, size, copy.length) for part in parts) for parts in self._layers]  # type: ignore[misc]
-        return copy
-
-
-@final
-class BlockPass:
-    """Attention of one pass, as in `BlockAttend`."""
-
-    def __init__(self, kept: Sequence[KeptRows], counts: Sequence[int]) -> None:
-        self._kept, self._counts = kept, counts
-
-    def context(
-        self, layer: int, query: Tensor | None, key: Tensor, value: Tensor, *, window: int = 0
-    ) -> Tensor | None:
-        """Keep rows; attend to them causally."""
-        mixed, first = [], 0
-        for kept, count in zip(self._kept, self._counts, strict=True):
-            part = slice(first, first + count)
-            first += count
-            kept.add(layer, key[part], value[part])
-            if query is not None:
-                keys, values = kept.rows(layer, kept.length + count)
-                places = torch.arange(kept.length, kept.length + count, device=key.device)
-                mask = _visible(places, kept.length + count, is_causal=True, window=window)
-                mixed.append(_attend(query[part], keys, values, mask))
-        return torch.cat(mixed) if mixed else None
-
-    def block(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, window: int = 0
-    ) -> Tensor:
-        """Attend from blocks to the rows of their text and to themselves."""
-        mixed = []
-        for text, (kept, count) in enumerate(zip(self._kept, self._counts, strict=True)):
-            keys, values = kept.rows(layer, kept.length + count)
-            total = keys.shape[1] + query.shape[1]
-            places = torch.arange(keys.shape[1], total, device=key.device)
-            mask = _visible(places, total, is_causal=is_causal, window=window) if is_causal or window else None
-            both = torch.cat((keys, key[text].transpose(0, 1)), 1), torch.cat((values, value[text].transpose(0, 1)), 1)
-            mixed.append(_attend(query[text], *both, mask))
-        return torch.stack(mixed)
-
-    def finish(self) -> None:
-        """Count the new rows of all texts, which every layer has written."""
-        for kept, count in zip(self._kept, self._counts, strict=True):
-            kept.length += count
-
-
-def _grown(part: Tensor, size: int, used: int) -> Tensor:
-    rows = part.new_empty(part.shape[0], size, part.shape[2])
-    rows[:, :used] = part[:, :used]
-    return rows
-
-
-def _visible(places: Tensor, length: int, *, is_causal: bool, window: int) -> Tensor:
-    """Return which keys rows see, shape (rows, keys), bool; row and key i are at place i of the text."""
-    ahead = torch.arange(length, device=places.device)[None] - places[:, None]
-    seen = ahead <= 0 if is_causal else torch.ones_like(ahead, dtype=torch.bool)
-    return seen if not window else seen & (ahead.abs() < window)
-
-
-def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """Return shape (rows, heads, head_dim), from queries of that shape and keys (kv_heads, length, head_dim)."""
-    mixed = F.scaled_dot_product_attention(
-        query.transpose(0, 1)[None], keys[None], values[None], attn_mask=mask, enable_gqa=True
-    )
-    return mixed[0].transpose(0, 1)
+from draftree.heads.base import BlockNodes, BlockRows
+from draftree.heads.block_passes import BlockPasses
+from draftree.models.kv.slots import KVSlot
+from draftree.models.memory import Footprint
+from draftree.sampling.logits import Logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +48,9 @@ class Levels:
 
 @dataclass(slots=True, kw_only=True)
 class BlockSequence(FeatureSequence):
-    """State of a sequence in a head that drafts all levels in one pass; `positions` are those of `kept`."""
+    """State of a sequence in a head that drafts all levels in one pass; `positions` are those of its prefix."""
 
-    kept: KeptRows = field(default_factory=KeptRows)
+    slot: KVSlot
     levels: Levels | None = None
     """Result of the last pass; of use as long as the text is the same."""
     depths: list[int] = field(default_factory=list)
@@ -173,40 +67,30 @@ class BlockSequence(FeatureSequence):
 class BlockStepper(FeatureStepper[BlockSequence]):
     """Stepper for a head that drafts all levels in one pass."""
 
-    def __init__(self, head: BlockHead, device: torch.device) -> None:
-        self._head, self._device = head, device
-        self.max_length = head.config.max_length
-        self.max_depth = head.num_levels
-        vocabulary = head.vocabulary
-        self._subset = None if vocabulary.is_full else TokenSubset(vocabulary.ids.to(device), vocabulary.vocab_size)
+    def __init__(self, passes: BlockPasses) -> None:
+        self._passes, self._head, self._device = passes, passes.head, passes.device
+        self.max_length = self._head.config.max_length
+        self.max_depth = self._head.num_levels
         self._last: tuple[Tensor, Tensor] | None = None
         """Tokens and states of the rows of the last logits."""
 
     @property
     def footprint(self) -> Footprint:
-        """Memory of the head in bytes."""
-        config, tensors = self._head.config, list(self._head.state_dict().values())
-        item = tensors[0].element_size()
-        return Footprint(
-            weights=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
-            token=2 * config.num_layers * config.num_kv_heads * config.head_dim * item,
-            logits=config.block_size * config.draft_vocab_size * LOGIT_BYTES,
-            row=(8 * config.hidden + 3 * config.intermediate) * item,
-        )
+        return self._passes.footprint
 
     def reserve(self, num_sequences: int, length: int) -> None:
-        """Do nothing: memory grows with the rows of each text."""
+        self._passes.pool.reserve(num_sequences, length + self._passes.num_stored)
 
     def open(self, view: SequenceView) -> BlockSequence:
-        return BlockSequence(view=view)
+        return BlockSequence(view=view, slot=self._passes.pool.open())
 
     def close(self, state: BlockSequence) -> None:
-        state.kept, state.positions, state.unread, state.levels = KeptRows(), [], [], None
+        self._passes.pool.close(state.slot)
 
     def fork(self, state: BlockSequence, view: SequenceView) -> BlockSequence:
         count, unread = self._common(state, view)
-        kept = state.kept.copy(count)
-        return BlockSequence(view=view, kept=kept, positions=state.positions[:count], unread=unread)
+        slot = self._passes.pool.fork(state.slot, count)
+        return BlockSequence(view=view, slot=slot, positions=state.positions[:count], unread=unread)
 
     @staticmethod
     def _common(state: BlockSequence, view: SequenceView) -> tuple[int, list[Unread]]:
@@ -223,15 +107,17 @@ class BlockStepper(FeatureStepper[BlockSequence]):
 
     def attach(self, state: BlockSequence, view: SequenceView) -> BlockSequence:
         count, state.unread = self._common(state, view)
-        state.kept.length = count
+        self._passes.pool.truncate(state.slot, count)
         del state.positions[count:]
         state.view, state.levels = view, None
         return state
 
     def check_integrity(self, states: Sequence[BlockSequence]) -> None:
-        assert len({id(state.kept) for state in states}) == len(states), "rows have one owner"
+        pool = self._passes.pool
+        pool.check_integrity()
+        assert len({id(state.slot) for state in states}) == len(states) <= pool.num_open, "a slot has one owner"
         for state in states:
-            assert not self._head.config.num_layers or state.kept.length == len(state.positions), "a row is recorded"
+            assert state.slot.length == len(state.positions), "every row of the prefix has a position"
             state.check_order()
 
     def is_ready(self, state: BlockSequence) -> bool:
@@ -294,7 +180,8 @@ class BlockStepper(FeatureStepper[BlockSequence]):
             levels += places
             if self._head.has_bias:
                 memories.extend(state.memories[parent + 1] for parent in above)
-        together = torch.cat(logits)
+        with single_threaded():
+            together = torch.cat(logits)
         joined = to_device([token for row in tokens for token in row], self._device)
         self._last = joined, torch.cat(hidden)
         if self._head.has_bias:
@@ -306,7 +193,7 @@ class BlockStepper(FeatureStepper[BlockSequence]):
                 # the memory after the text's last token replaces that before it
                 new = list(itertools.islice(rows, len(above)))
                 state.memories = [*state.memories, *new] if state.depths else new
-        return TensorLogits(together) if self._subset is None else SubsetLogits(together, self._subset)
+        return self._passes.logits(together)
 
     @torch.inference_mode()
     def _read(self, states: Sequence[BlockSequence], ends: Sequence[int]) -> None:
@@ -331,21 +218,18 @@ class BlockStepper(FeatureStepper[BlockSequence]):
             to_device(np.concatenate([np.arange(piece.first, piece.end) for _, piece in going]), self._device),
             [len(piece.hidden) for _, piece in going],
         )
-        attention = BlockPass([state.kept for state, _ in going], rows.counts)
-        states = self._head.run(rows, attention)
-        if self._head.config.num_layers:
-            attention.finish()
         needed = [index for index, (state, piece) in enumerate(going) if piece.end == len(state.view.history)]
+        result = self._passes.read([state.slot for state, _ in going], rows, needed)
         for state, piece in going:
             state.positions.extend(range(piece.first, piece.end))
         if not needed:
             return
-        states, first = rows_of(states, needed), self._head.first_slot
+        first = self._head.first_slot
         last = [going[index][0].view.history.tokens[-2:] for index in needed]
         previous, anchors = to_device(np.stack(last), self._device).long().unbind(1)
-        memory = self._head.start(states, anchors, previous)
-        logits = self._head.logits(states)
+        memory = self._head.start(result.states, anchors, previous)
         for place, index in enumerate(needed):
             state = going[index][0]
             row_memory = None if memory is None else memory[place : place + 1]
-            state.levels = Levels(len(state.view.history), states[place, first:], logits[place, first:], row_memory)
+            states = result.states[place, first:]
+            state.levels = Levels(len(state.view.history), states, result.logits[place], row_memory)

@@ -381,6 +381,7 @@ class LayerBlueprint:
     # normed residual stream, concatenated; None for other layers
     embedding_norm: str | None = None
     is_normed_residual: bool = False  # whether the residual stream of a joined layer starts after `attention_norm`
+    sees_block: bool = False  # whether rows of a block also attend to its later rows
     source: SourceBlueprint | None = None  # attention to sources, after that to the text; None for none
     score_bias: int | None = None  # index in `Blueprint.score_biases`; None for none
     score_cap: float | None = None  # soft cap of the scores of attention; None for none
@@ -470,6 +471,16 @@ class ProjectionBlueprint:
 
     linear: LinearBlueprint  # the product
     norms: tuple[str, ...]  # names of the norms of equal parts of the features, in their order; empty for none
+    context_norm: str | None = None  # name of the norm of what layers read of context rows; None for no such rows
+
+
+@dataclass(frozen=True, slots=True)
+class FusionBlueprint:
+    """Product of the embedding of a token and the state before it, side by side, that enters the first layer."""
+
+    linear: LinearBlueprint  # the product
+    embedding_norm: str | None  # name of the norm of the embedding; None for none
+    state_norm: str | None  # name of the norm of the state; None for none
 
 
 @dataclass(frozen=True, slots=True)
@@ -500,6 +511,7 @@ class Blueprint:
     query_scaling: QueryScaling | None = None  # factors of queries by position; None for none
     # product of features; None if passes start at embeddings or hidden states only
     projection: ProjectionBlueprint | None = None
+    fusion: FusionBlueprint | None = None  # of states in place of the input of the first layer; None for none
     norm: int = RMS_NORM  # RMS_NORM, or LAYER_NORM with mean and variance
     has_norm_bias: bool = False  # whether norms have biases, whose names end in "bias" in place of "weight"
     # whether the norm before a sublayer replaces the residual stream. A norm after a sublayer is the norm before
@@ -603,7 +615,10 @@ class Blueprint:
         if self.positions is not None:
             names.add(self.positions)
         if self.projection is not None:
-            names |= {*self.projection.norms, *self.projection.linear.names}
+            context = self.projection.context_norm
+            names |= {*self.projection.norms, *self.projection.linear.names, *([] if context is None else [context])}
+        if (fusion := self.fusion) is not None:
+            names |= {*fusion.linear.names, *(name for name in (fusion.embedding_norm, fusion.state_norm) if name)}
         for layer in self.layers:
             names |= {name for linear in layer.linears for name in linear.names}
             names |= set() if layer.sinks is None else {layer.sinks}

@@ -49,6 +49,13 @@ class Rows:
     count: int  # number of rows
     num_chunks: int
     longest: int  # largest position plus one
+    num_context: int = 0  # last rows, which have features, and of which only keys and values are computed
+    block_ends: int | None = None  # start of the column of the last positions that rows see in their blocks
+
+    @classmethod
+    def hidden(cls, count: int) -> Rows:
+        """Return rows that start at states and run through no layer, of which nothing else is read."""
+        return cls(array("q", [0]), (0,) * 8, count, 0, 1)
 
     @property
     def positions(self) -> array[int]:
@@ -123,6 +130,42 @@ def plan_rows(
     column_starts = (*range(0, 6 * count, count), len(numbers_of_pass), 6 * count)
     numbers_of_pass += paths
     return Rows(numbers_of_pass, column_starts, count, len(chunks) - 1, max(positions) + 1)
+
+
+def plan_blocks(
+    slots: Sequence[KVSlot],
+    blocks: Sequence[Sequence[int]],
+    contexts: Sequence[Sequence[int]],
+    *,
+    rows_of_chunk: int,
+) -> Rows:
+    """Return the rows of a pass over blocks, and after them their context rows.
+
+    Args:
+        blocks: tokens of the block of each slot, stored after its context rows; empty for none.
+        contexts: tokens of the context rows of each slot, stored after its prefix.
+    """
+    tokens: list[int] = []
+    places: list[int] = []
+    indices, ends, chunks = [], [], [0]
+    for slot, block, context in zip(slots, blocks, contexts, strict=True):
+        first = slot.length + len(context)
+        tokens += block
+        places += range(first, first + len(block))
+        ends += [first + len(block) - 1] * len(block)
+        indices += [slot.index] * len(block)
+        chunks += [*range(chunks[-1] + rows_of_chunk, len(tokens), rows_of_chunk), len(tokens)] if block else []
+    num_asking = len(tokens)
+    for slot, context in zip(slots, contexts, strict=True):
+        tokens += context
+        places += range(slot.length, slot.length + len(context))
+        indices += [slot.index] * len(context)
+    ends += places[num_asking:]
+    count = len(tokens)
+    identical = [end + 1 for end in ends]
+    numbers = array("q", [*tokens, *indices, *places, *places, *identical, *[0] * count, *ends, *chunks])
+    starts = (*range(0, 6 * count, count), 6 * count, 7 * count)
+    return Rows(numbers, starts, count, len(chunks) - 1, max(ends) + 1, count - num_asking, 6 * count)
 
 
 def place_of(numbers: array[int] | array[float]) -> int:
@@ -482,6 +525,7 @@ class NativeDecoder:
         run = CPass.from_buffer_copy(self._form)
         run.rows = rows.count
         run.num_chunks = rows.num_chunks
+        run.num_context = rows.num_context
         run.num_logits = len(requested)
         run.num_threads = torch.get_num_threads()
         run.logit_rows, run.logits = place_of(requested), buffer.address
@@ -494,5 +538,7 @@ class NativeDecoder:
         first = place_of(rows.numbers)
         for name, start in zip(ROW_COLUMNS, rows.starts, strict=True):
             setattr(run, name, first + start * rows.numbers.itemsize)
+        if rows.block_ends is not None:
+            run.block_end = first + rows.block_ends * rows.numbers.itemsize
         run.rope_position = run.position if rope_positions is None else place_of(rope_positions)
         return run, buffer

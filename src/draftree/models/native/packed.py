@@ -222,12 +222,17 @@ class PackedWeights:
         head = self._linear([plan.head], is_head=True, first_output=first)
         if self._is_grouped and plan.is_tied:
             lookup = head
-        projection: dict[str, Any] = {}
+        start: dict[str, Any] = {}
         if plan.projection is not None:
-            projection["projection"] = self._linear([plan.projection.linear], kind=FORMATS[plan.dtype])
+            start["projection"] = self._linear([plan.projection.linear], kind=FORMATS[plan.dtype])
             if norms := [self._norm_weight(name) for name in plan.projection.norms]:
-                projection["feature_norm"] = self._keep(torch.cat(norms)).data_ptr()
-                projection["feature_part"] = len(norms[0])
+                start["feature_norm"] = self._keep(torch.cat(norms)).data_ptr()
+                start["feature_part"] = len(norms[0])
+            start["context_norm"] = self._norm(plan.projection.context_norm)
+        if (fusion := plan.fusion) is not None:
+            start["fusion"] = self._linear([fusion.linear])
+            start["fusion_norm"] = self._norm(fusion.embedding_norm)
+            start["state_norm"] = self._norm(fusion.state_norm)
         positions = None
         if plan.positions is not None:
             positions = self._keep(self._small(plan.positions)[plan.position_offset :].clone()).data_ptr()
@@ -248,7 +253,7 @@ class PackedWeights:
             positions=positions,
             unplaced=NO_TOKEN if plan.unplaced is None else plan.unplaced,
             start_norm=self._norm(plan.start_norm),
-            **projection,
+            **start,
         )
 
     def _layer(self, layer: LayerBlueprint) -> CLayer:
@@ -262,6 +267,7 @@ class PackedWeights:
             window=layer.window or 0,
             rope=NO_ROPE if layer.rope is None else layer.rope,
             is_normed_residual=layer.is_normed_residual,
+            sees_block=layer.sees_block,
             scaling=layer.scaling,
             score_cap=layer.score_cap or 0.0,
             sinks=None if layer.sinks is None else self._keep(self._small(layer.sinks)).data_ptr(),
@@ -426,7 +432,7 @@ def read_bytes(library: Library, decoder: CDecoder) -> int:
     Of the experts of a layer, these are as many as a row uses, the smallest ones, and the shared one. Embedding, norms,
     biases and scales of int8 outputs are not counted.
     """
-    total = product_bytes(library, decoder.head) + product_bytes(library, decoder.projection)
+    total = sum(product_bytes(library, product) for product in (decoder.head, decoder.projection, decoder.fusion))
     for layer in decoder.layers[: decoder.num_layers]:
         products = [layer.qkv, layer.output, layer.source_query, layer.source_output]
         products += [latent.product for latent in latents_of(layer)]

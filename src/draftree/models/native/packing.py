@@ -63,6 +63,7 @@ def bytes_needed(plan: Blueprint, library: Library, weights: Weights, *, kind: i
 
     kind_of = functools.cache(weights.block_kind)
     parts = [(part, LAYER_KIND) for layer in plan.layers for part in layer.products]
+    parts += [] if plan.fusion is None else [(plan.fusion.linear, LAYER_KIND)]
     parts.append((plan.head, HEAD_KIND))
     if kind == FORMATS["grouped"]:
         parts += [] if plan.is_tied else [(lookup_of(plan), HEAD_KIND)]

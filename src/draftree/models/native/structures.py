@@ -69,7 +69,7 @@ class CLayer(ctypes.Structure):
         *fields(_pointer, "query_norm", "key_norm"),
         *fields(CLinear, "qkv", "output", "gate_up", "down"),
         *fields(_pointer, "keys", "values"),
-        *fields(_size, "window", "rope", "is_normed_residual"),
+        *fields(_size, "window", "sees_block", "rope", "is_normed_residual"),
         *fields(_pointer, "score_bias", "source_norm"),
         *fields(CLinear, "source_query", "source_output"),
         *fields(_float, "source_scaling", "scaling", "score_cap"),
@@ -112,8 +112,8 @@ class CDecoder(ctypes.Structure):
         *fields(_float, "epsilon", "embedding_scale", "norm_offset", "residual_scale", "logit_scale"),
         *fields(_pointer, "embedding", "final_norm"),
         ("layers", ctypes.POINTER(CLayer)),
-        *fields(CLinear, "head", "lookup", "projection"),
-        ("feature_norm", _pointer),
+        *fields(CLinear, "head", "lookup", "projection", "fusion"),
+        *fields(_pointer, "fusion_norm", "state_norm", "context_norm", "feature_norm"),
         *fields(_size, "feature_part", "all_heads", "first_head"),
         *fields(_size, "norm", "is_post_norm", "is_gated", "is_parallel", "has_joint_norms"),
         *fields(_float, "logit_cap", "gate_limit", "gate_slope"),
@@ -126,9 +126,9 @@ class CDecoder(ctypes.Structure):
 
 class CPass(ctypes.Structure):
     _fields_ = (
-        *fields(_size, "rows", "num_threads", "first_layer", "last_layer", "num_logits", "num_chunks"),
+        *fields(_size, "rows", "num_context", "num_threads", "first_layer", "last_layer", "num_logits", "num_chunks"),
         *fields(_size, "num_captured", "places", "slot_step", "rotary_dim"),
-        *fields(_pointer, "tokens", "slot", "place", "position", "rope_position", "identical"),
+        *fields(_pointer, "tokens", "slot", "place", "position", "rope_position", "block_end", "identical"),
         *fields(_pointer, "list_start", "list", "chunks"),
         *fields(_pointer * 2, "cosines", "sines"),
         ("query_scales", _pointer),

@@ -167,20 +167,17 @@ static void attend_block(const Work *work, const AttentionState *at, int64_t que
     else attend_bfloat16(at, query, end, low, high);
 }
 
-INLINE int64_t first_visible(const Layer *layer, int64_t position) {
-    return layer->window ? max_int(0, position + 1 - layer->window) : 0;
-}
-
 /* The first position of a block from which rows find their keys in places of their own; the end of
  * the block if there is none. `widest` is the row to which most keys are visible. */
-INLINE int64_t end_of_shared(const Pass *pass, int64_t first_row, int64_t end_row, int64_t block,
-                             int64_t *widest) {
+INLINE int64_t end_of_shared(const Pass *pass, const Layer *layer, int64_t first_row,
+                             int64_t end_row, int64_t block, int64_t *widest) {
     int64_t shared = block + KEY_BLOCK;
     *widest = first_row;
     for (int64_t row = first_row; row < end_row; row++) {
-        const int64_t seen = min_int(block + KEY_BLOCK, pass->position[row] + 1);
+        const int64_t end = end_of_visible(pass, layer, row),
+                      seen = min_int(block + KEY_BLOCK, end);
         if (pass->identical[row] < seen) shared = min_int(shared, pass->identical[row]);
-        if (pass->position[row] > pass->position[*widest]) *widest = row;
+        if (end > end_of_visible(pass, layer, *widest)) *widest = row;
     }
     return max_int(block, shared);
 }
@@ -191,17 +188,20 @@ static void attend_rows(const Work *work, const Layer *layer, const AttentionSta
     const Pass *pass = work->pass;
     const int64_t group = work->decoder->heads / work->decoder->kv_heads;
     int64_t widest, run = -1; /* first of the rows before this one that see the whole block */
-    const int64_t shared = end_of_shared(pass, first_row, end_row, block, &widest);
+    const int64_t shared = end_of_shared(pass, layer, first_row, end_row, block, &widest),
+                  seen = end_of_visible(pass, layer, widest);
     const int64_t own = block + (shared - block) / LANES * LANES; /* widened for every row */
-    const int64_t last = min_int(block + KEY_BLOCK, pass->position[widest] + 1);
+    const int64_t last = min_int(block + KEY_BLOCK, seen);
     const int is_shared = shared == block + KEY_BLOCK;
-    prefetch_next(work, layer, at, first_row, end_row, kv_head, block, pass->position[widest] + 1);
+    prefetch_next(work, layer, at, first_row, end_row, kv_head, block, seen);
     widen_keys(work, layer, at, widest, kv_head, block, block,
                is_shared ? last : min_int(own, last));
     for (int64_t row = first_row; row <= end_row; row++) {
-        const int64_t position = row < end_row ? pass->position[row] : -1;
-        const int64_t low = max_int(block, first_visible(layer, position)),
-                      high = min_int(block + KEY_BLOCK, position + 1);
+        int64_t low = block, high = 0; /* after the last row */
+        if (row < end_row) {
+            low = max_int(block, first_visible(pass, layer, row));
+            high = min_int(block + KEY_BLOCK, end_of_visible(pass, layer, row));
+        }
         const int is_whole = is_shared && low == block && high == block + KEY_BLOCK;
         if (is_whole) {
             if (run < 0) run = row;
@@ -295,8 +295,8 @@ void attend(const Work *work, const Layer *layer, float *scratch, int64_t first_
     at.bias = layer->score_bias;
     int64_t start = INT64_MAX, end = 0;
     for (int64_t row = first_row; row < end_row; row++) {
-        start = min_int(start, first_visible(layer, pass->position[row]));
-        end = max_int(end, pass->position[row] + 1);
+        start = min_int(start, first_visible(pass, layer, row));
+        end = max_int(end, end_of_visible(pass, layer, row));
         place_queries(&at, (row - first_row) * of_row,
                       inputs_of_row(work, layer, row) + kv_head * of_row, of_row);
     }

@@ -51,6 +51,17 @@ INLINE void prefetch_rest(Ahead *ahead) {
 
 enum { LINES_WHILE_PLACING = 8 };
 
+INLINE int64_t first_visible(const Pass *pass, const Layer *layer, int64_t row) {
+    return layer->window ? max_int(0, pass->position[row] + 1 - layer->window) : 0;
+}
+
+INLINE int64_t end_of_visible(const Pass *pass, const Layer *layer, int64_t row) {
+    const int64_t end = pass->position[row] + 1;
+    if (!layer->sees_block) return end;
+    return layer->window ? min_int(pass->block_end[row] + 1, end - 1 + layer->window)
+                         : pass->block_end[row] + 1;
+}
+
 INLINE int64_t place_of_key(const Pass *pass, int64_t row, int64_t position) {
     int64_t identical = pass->identical[row];
     return position < identical ? position

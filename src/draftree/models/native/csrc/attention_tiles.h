@@ -143,7 +143,7 @@ static void attend_in_rows(Tiles *at, int64_t tile, const Block *blocks, int num
  * visible. */
 static void attend_shared(const Work *work, const Layer *layer, Tiles *at, int64_t widest,
                           int64_t kv_head, int is_transposed) {
-    const int64_t end = work->pass->position[widest] + 1;
+    const int64_t end = end_of_visible(work->pass, layer, widest);
     Block blocks[SPAN];
     for (int64_t first = at->start; first < at->shared_end; first += SPAN * KEY_BLOCK) {
         const int64_t count = min_int(SPAN, blocks_of(at->shared_end - first, KEY_BLOCK));
@@ -174,13 +174,13 @@ static void attend_by_row(const Work *work, const Layer *layer, Tiles *at, int64
     at->own.is_few = 1;
     memset(at->own.weights, 0, sizeof at->own.weights);
     for (int64_t row = first_row; row < end_row; row++) {
-        const int64_t position = pass->position[row], from = (row - first_row) * at->group,
+        const int64_t end = end_of_visible(pass, layer, row), from = (row - first_row) * at->group,
                       to = from + at->group;
         for (int64_t block =
-                 max_int(at->shared_end, first_visible(layer, position) / KEY_BLOCK * KEY_BLOCK);
-             block <= position; block += KEY_BLOCK) {
+                 max_int(at->shared_end, first_visible(pass, layer, row) / KEY_BLOCK * KEY_BLOCK);
+             block < end; block += KEY_BLOCK) {
             const Block read = pack_block(work, layer, at, 0, row, kv_head, block,
-                                          min_int(block + KEY_BLOCK, position + 1), 0);
+                                          min_int(block + KEY_BLOCK, end), 0);
             for (int64_t tile = from / QUERIES; tile * QUERIES < to; tile++) {
                 at->own.first = (int)max_int(0, from - tile * QUERIES);
                 at->own.end = (int)min_int(QUERIES, to - tile * QUERIES);

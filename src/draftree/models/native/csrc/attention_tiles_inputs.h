@@ -72,19 +72,20 @@ static int64_t set_key_ranges(const Pass *pass, const Layer *layer, Tiles *at, i
     int64_t widest = first_row;
     at->start = at->shared_end = INT64_MAX;
     for (int64_t row = first_row; row < end_row; row++) {
-        const int64_t position = pass->position[row], identical = pass->identical[row];
-        if (position > pass->position[widest]) widest = row;
-        if (position >= identical)
+        const int64_t end = end_of_visible(pass, layer, row), identical = pass->identical[row];
+        if (end > end_of_visible(pass, layer, widest)) widest = row;
+        if (end > identical)
             at->shared_end = min_int(at->shared_end, identical / KEY_BLOCK * KEY_BLOCK);
-        at->start = min_int(at->start, first_visible(layer, position) / KEY_BLOCK * KEY_BLOCK);
+        at->start = min_int(at->start, first_visible(pass, layer, row) / KEY_BLOCK * KEY_BLOCK);
     }
-    at->shared_end = min_int(at->shared_end, pass->position[widest] + 1);
+    at->shared_end = min_int(at->shared_end, end_of_visible(pass, layer, widest));
     for (int64_t tile = 0; tile < at->num_tiles; tile++) {
         KeyRange range = {.min_from = INT64_MAX, .min_end = INT64_MAX};
         for (int lane = 0; lane < QUERIES; lane++) {
             const int64_t row = min_int(first_row + (tile * QUERIES + lane) / at->group,
                                         end_row - 1);
-            const int64_t end = pass->position[row] + 1, from = first_visible(layer, end - 1);
+            const int64_t end = end_of_visible(pass, layer, row),
+                          from = first_visible(pass, layer, row);
             range.from[lane] = (int)from;
             range.end[lane] = (int)end;
             range.min_from = min_int(range.min_from, from);

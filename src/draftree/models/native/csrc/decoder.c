@@ -59,8 +59,11 @@ static void norm_and_capture(const Work *work, const float *stream, const float 
     EACH(row, work->rows, phase) {
         float *x = work->x + row * hidden;
         capture_row(work, row, from, layer);
-        if (joined != NULL) {
-            write_joined(work, joined, row);
+        if (row >= first_context(work->pass)) {
+            write_formatted(work, row, x, hidden, work->decoder->context_norm, format);
+        } else if (joined != NULL) {
+            const float *state = write_joined(work, row, x, joined->embedding_norm, norm);
+            if (joined->is_normed_residual) memcpy(x, state, (size_t)hidden * sizeof(float));
         } else if (work->decoder->is_post_norm) {
             norm_row(work, x, hidden, norm, x);
             write_formatted(work, row, x, hidden, NULL, format);
@@ -111,16 +114,17 @@ static void mixer_part(Work *work, int64_t index, int64_t from, float *scratch, 
     const int has_both = recurrence != NULL && recurrence->first_input > 0;
     if (recurrence == NULL || has_both) run_attention(work, layer, scratch, phase);
     if (recurrence != NULL) run_recurrence(work, layer, scratch, phase);
-    const int64_t width = layer->output.inputs;
-    EACH(row, work->rows, phase + OUTPUT_INPUT)
+    const int64_t width = layer->output.inputs, rows = first_context(work->pass);
+    if (rows == 0) return;
+    EACH(row, rows, phase + OUTPUT_INPUT)
         write_input(work, row,
                     has_both ? joined_results(work, layer, row) : work->mixed + row * width, width,
                     NULL);
-    product(work, &layer->output, work->rows, phase + OUTPUT,
+    product(work, &layer->output, rows, phase + OUTPUT,
             layer->attention_post_norm == NULL ? TO_STREAM : TO_JOINT);
     meet(work, phase + OUTPUT);
     if (layer->attention_post_norm == NULL) return;
-    EACH(index, num_own_rows(work, work->rows), phase + ATTENTION_POST_NORM)
+    EACH(index, num_own_rows(work, rows), phase + ATTENTION_POST_NORM)
         add_normed_row(work, own_row(work, index), layer->attention_post_norm);
     meet(work, phase + ATTENTION_POST_NORM);
 }
@@ -178,6 +182,8 @@ static void mlp_part(Work *work, const float *stream, int64_t index, int64_t fro
 
 static void run_layers(Work *work, float *scratch) {
     const Pass *pass = work->pass;
+    Work asking = *work; /* without context rows */
+    asking.rows = first_context(pass);
     const int64_t last = pass->last_layer;
     int64_t from = pass->first_layer; /* the first layer whose input is not captured yet */
     int phase = PASS_PHASES;
@@ -194,8 +200,8 @@ static void run_layers(Work *work, float *scratch) {
             if (work->decoder->is_parallel) stream = work->before;
             from = i + 1;
         }
-        if (has_perceptron && (skipped == NULL || !skipped[1])) {
-            mlp_part(work, stream, i, from, phase);
+        if (asking.rows && has_perceptron && (skipped == NULL || !skipped[1])) {
+            mlp_part(&asking, stream, i, from, phase);
             from = i + 1;
         }
     }
@@ -215,13 +221,23 @@ static void start_stream(Work *work) {
     const Decoder *decoder = work->decoder;
     const Pass *pass = work->pass;
     const int64_t hidden = decoder->hidden;
+    const int64_t first = pass->num_context ? first_context(pass) : 0;
     if (pass->features != NULL) {
-        EACH(row, work->rows, PROJECTION_INPUT) write_features(work, row);
-        product(work, &decoder->projection, work->rows, PROJECTION, TO_START);
+        Work featured = *work;
+        featured.x += first * hidden;
+        EACH(row, work->rows - first, PROJECTION_INPUT) write_features(work, row);
+        product(&featured, &decoder->projection, work->rows - first, PROJECTION, TO_START);
+        if (first == 0) return;
+    }
+    if (pass->hidden_in != NULL && decoder->fusion.weight != NULL) {
+        EACH(row, work->rows, PROJECTION_INPUT)
+            write_joined(work, row, pass->hidden_in + row * hidden, decoder->fusion_norm,
+                         decoder->state_norm);
+        product(work, &decoder->fusion, work->rows, PROJECTION, TO_START);
         return;
     }
     if (pass->hidden_in == NULL) {
-        EACH(row, work->rows, EMBED) {
+        EACH(row, pass->features == NULL ? work->rows : first, EMBED) {
             if (has_token(work, row)) start_row(work, row);
         }
     } else {

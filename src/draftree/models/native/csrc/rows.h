@@ -175,15 +175,17 @@ static void start_row(const Work *work, int64_t row) {
         norm_row(work, x, hidden, decoder->start_norm, x);
 }
 
-/* writes the input of a joined layer's attention; the product after it overwrites work->wide */
-static void write_joined(const Work *work, const Layer *layer, int64_t row) {
+/* Writes the input of a product of the embedding of a row's token and a state, both normed; the
+ * product after it overwrites work->wide. Returns the normed state. */
+static const float *write_joined(const Work *work, int64_t row, const float *state,
+                                 const float *embedding_norm, const float *state_norm) {
     const int64_t hidden = work->decoder->hidden;
-    float *both = work->wide + row * 2 * hidden, *x = work->x + row * hidden;
+    float *both = work->wide + row * 2 * hidden;
     embed(work, row, both);
-    norm_row(work, both, hidden, layer->embedding_norm, both);
-    norm_row(work, x, hidden, layer->attention_norm, both + hidden);
-    if (layer->is_normed_residual) memcpy(x, both + hidden, (size_t)hidden * sizeof(float));
+    norm_row(work, both, hidden, embedding_norm, both);
+    norm_row(work, state, hidden, state_norm, both + hidden);
     write_input(work, row, both, 2 * hidden, NULL);
+    return both + hidden;
 }
 
 /* writes the input of the projection; the products after it overwrite work->wide */

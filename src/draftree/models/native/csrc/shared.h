@@ -185,6 +185,7 @@ typedef struct {
  *   sinks          [query head], scores of a key without a value that every row sees; NULL: none
  *   score_cap      scores are this times the hyperbolic tangent of scores / cap; 0: no cap
  *   window         positions that a row attends to, its own included; 0: all
+ *   sees_block     whether a row also attends to later rows, up to its block_end
  *   rope           index of the pass's tables; negative: no rotary positions
  *   score_bias     [head][bias_length + 64], added to scores by distance, the most distant key
  *                  first; NULL: none
@@ -205,6 +206,7 @@ typedef struct {
     FIELD(void *, keys) \
     FIELD(void *, values) \
     FIELD(int64_t, window) \
+    FIELD(int64_t, sees_block) \
     FIELD(int64_t, rope) \
     FIELD(int64_t, is_normed_residual) \
     FIELD(const float *, score_bias) \
@@ -237,6 +239,10 @@ typedef struct {
  *   value_dim    results of a head, the first ones of its head_dim; the others are zeros
  *   shared_dim   of latent attention: numbers at the end of a key that all heads share, and that
  *                rotate; 0: other attention
+ *   context_norm   norm of what the layers read of context rows
+ *   fusion      from the embedding of a row's token and the state before it, side by side, to what
+ *               enters the first layer, in place of hidden_in; weight NULL: none
+ *   fusion_norm, state_norm   norms of that embedding and of that state; NULL: none
  *   all_heads, first_head   of a share, whose heads are heads and kv_heads: query heads of all shares,
  *                           and its first one; otherwise heads and 0. Its embedding has the rows
  *                           of its part of the head
@@ -277,6 +283,10 @@ typedef struct {
     FIELD(Linear, head) \
     FIELD(Linear, lookup) \
     FIELD(Linear, projection) \
+    FIELD(Linear, fusion) \
+    FIELD(const float *, fusion_norm) \
+    FIELD(const float *, state_norm) \
+    FIELD(const float *, context_norm) \
     FIELD(const float *, feature_norm) \
     FIELD(int64_t, feature_part) \
     FIELD(int64_t, all_heads) \
@@ -303,13 +313,17 @@ typedef struct {
  *   slot_step          places from one slot to the next
  *   tokens ... list    of each row; see models/native/decoder.py
  *   rope_position      of a row: its entry in the rotary tables
+ *   block_end          of a row: the last position that it sees in layers with sees_block
  *   identical          of a row: keys before this position lie at their position
  *   list_start, list   of a row: where its list of the other keys' places starts, and all lists
  *   chunks             first row of each run of rows of one slot, and the total after the last
  *   cosines, sines     [position][rotary_dim]
  *   query_scales       [position], factors of rotated queries; NULL: none
  *   hidden_in          [row][hidden], what enters the first layer; NULL: the tokens' embeddings
- *   features           [row][inputs of the projection], in place of hidden_in; NULL: none
+ *   num_context        the last rows, which have features, and of which layers compute keys and
+ *                      values only; 0: none
+ *   features           [row][inputs of the projection], in place of hidden_in, of context rows or, if
+ *                      there are none, of all rows; NULL: none
  *   captured_layers    layers whose input is captured; last_layer stands for the last one's output
  *   captured           [row][num_captured][hidden], written by the pass
  *   skipped            NULL, or for every layer whether attention and mlp are left out
@@ -331,6 +345,7 @@ typedef struct {
  *   team_rank, team_size   of this process, and the number of processes */
 #define PASS_FIELDS(FIELD) \
     FIELD(int64_t, rows) \
+    FIELD(int64_t, num_context) \
     FIELD(int64_t, num_threads) \
     FIELD(int64_t, first_layer) \
     FIELD(int64_t, last_layer) \
@@ -345,6 +360,7 @@ typedef struct {
     FIELD(const int64_t *, place) \
     FIELD(const int64_t *, position) \
     FIELD(const int64_t *, rope_position) \
+    FIELD(const int64_t *, block_end) \
     FIELD(const int64_t *, identical) \
     FIELD(const int64_t *, list_start) \
     FIELD(const int64_t *, list) \

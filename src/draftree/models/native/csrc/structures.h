@@ -89,6 +89,9 @@ INLINE float *inputs_of_row(const Work *work, const Layer *layer, int64_t row) {
     return work->wide + row * layer->width + layer->first_input;
 }
 
+/* the first of the rows of which layers compute keys and values only */
+INLINE int64_t first_context(const Pass *pass) { return pass->rows - pass->num_context; }
+
 INLINE int64_t min_int(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t max_int(int64_t a, int64_t b) { return a > b ? a : b; }
 INLINE int64_t blocks_of(int64_t size, int64_t block) { return (size + block - 1) / block; }
@@ -98,7 +101,7 @@ INLINE int64_t inner_block(int64_t format) {
 INLINE int64_t block_bytes(int64_t inputs, int64_t format) { /* of 16 outputs */
     return format == FLOAT32 ? inputs * 64 : blocks_of(inputs, inner_block(format)) * 1024;
 }
-INLINE int64_t widest_input(const Decoder *decoder) { /* of mixers and the projection, in numbers of a row */
+INLINE int64_t widest_input(const Decoder *decoder) { /* of mixers, projection and fusion, in numbers of a row */
     int64_t widest = decoder->hidden;
     for (int64_t i = 0; i < decoder->num_layers; i++) {
         const Layer *layer = decoder->layers + i;
@@ -106,7 +109,7 @@ INLINE int64_t widest_input(const Decoder *decoder) { /* of mixers and the proje
         for (int64_t latent = 0; latent < layer->num_latents; latent++)
             widest = max_int(widest, layer->latents[latent].product.inputs);
     }
-    return max_int(widest, decoder->projection.inputs);
+    return max_int(widest, max_int(decoder->projection.inputs, decoder->fusion.inputs));
 }
 /* numbers of a row before mixers, or joined results */
 INLINE int64_t widest_mixer(const Decoder *decoder) {
