@@ -83,7 +83,7 @@ class HeadConfig:
     causal_windows: bool = False  # whether rows of a block see only earlier rows of it, in layers with a window
     head_layers: int = 0  # residual products of each Medusa head; 0 for other kinds
     # configuration of transformers of the decoder layer inside an MTP head; sizes of an assistant of Gemma 4 that other
-    # kinds do not have; empty for other kinds
+    # kinds do not have; values of `EmbeddingFacts` that DFlash uses in place of the target's; empty for other kinds
     layer: Mapping[str, Any] = field(default_factory=dict)
     target_layers: int = 0  # number of the target's layers if `features` were derived from it; 0 otherwise
     target_name: str = ""  # name or path of the target, for messages and exports; empty if unknown

@@ -11,6 +11,7 @@ Sources: DFlash, arXiv 2602.06036; DSpark, github.com/deepseek-ai/DeepSpec.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import final
 
 import torch
@@ -24,6 +25,7 @@ from draftree.heads.dflash2 import BlockConvolution, CandidateSelector
 from draftree.heads.layers import Norm, Perceptron, Products, Rotary, Shared, rotate
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.heads.xpress import Refiner
+from draftree.models.base import EmbeddingFacts
 
 Angles = tuple[Tensor, Tensor]
 
@@ -176,6 +178,9 @@ class DFlashHead(BlockHead):
                 f"the head has width {self.config.hidden}, the target {parts.hidden}, and it does not bring its own "
                 "embedding and output: its folder is incomplete"
             )
+        if self.config.layer:
+            neutral = EmbeddingFacts(1.0, 1.0, bias=parts.facts.bias)
+            parts = replace(parts, facts=replace(neutral, **self.config.layer))
         embedding = None if self.embed_tokens is None else self.embed_tokens.weight
         output = None if self.lm_head is None else self.lm_head.weight
         self._shared = Shared(parts, self.vocabulary, embedding, output)

@@ -126,6 +126,7 @@ def _vllm_reasons(config: HeadConfig) -> dict[str, bool]:
         and (config.fc_norm or config.norm_output),
         "its queries and keys have no norm": config.is_block and not config.qk_norm,
         "its blocks are causal": config.causal,
+        "it scales embedding or logits itself": config.is_block and bool(config.layer),
         "its layers have windows of several widths": len({width for width in config.windows if width}) > 1,
         "vLLM's Markov head is the plain one ('vanilla')": config.kind == DSPARK
         and (not config.markov_rank or config.markov_type != "vanilla"),
@@ -178,4 +179,5 @@ def _sglang_reasons(config: HeadConfig, target: ExportTarget) -> dict[str, bool]
         "its anchor predicts": is_flash and config.anchor_predicts,
         "it has windows": any(config.windows),
         "its blocks are causal": config.causal,
+        "it scales embedding or logits itself": config.is_block and bool(config.layer),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,12 @@ from block_samples import (
     random_parts,
 )
 from draftree.core.errors import ConfigurationError, ModelError, ModelLoadError, ModelNotFoundError
-from draftree.heads.base import Head
+from draftree.drafters.tree_builder.block_stepper import BlockPass, KeptRows
+from draftree.heads.base import BlockRows, Head
+from draftree.heads.dflash import DFlashHead
 from draftree.heads.folders import is_head, read_config, read_head, write_head
 from draftree.heads.layouts import eagle
+from draftree.models.base import EmbeddingFacts
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": WIDTH, "intermediate_size": 24, "num_attention_heads": 4,
@@ -158,6 +162,29 @@ def test_missing_and_unexpected_tensors_are_named(layout: str, tmp_path: Path) -
         read_head(tmp_path)
 
 
+def test_a_dflash_head_names_what_it_does_with_embedding_and_output(tmp_path: Path) -> None:
+    written("dflash", tmp_path)
+    change(tmp_path, input_embedding_scale=3.0, output_multiplier=1.0, final_logit_softcapping=5.0)
+    head = read_head(tmp_path)
+    assert isinstance(head, DFlashHead)
+    parts = random_parts(head.config)
+    # what the target itself does is not done
+    head.bind(replace(parts, facts=EmbeddingFacts(7.0, 0.1, soft_cap=2.0)))
+    rows = BlockRows(torch.randn(2, 3, WIDTH), torch.tensor([4, 9]), torch.tensor([1, 2]), [2])
+    states = head.run(rows, BlockPass([KeptRows()], rows.counts))
+    plain = read_head(written_again("dflash", tmp_path / "plain"))
+    assert isinstance(plain, DFlashHead)
+    plain.bind(replace(parts, embedding=parts.embedding * 3))
+    torch.testing.assert_close(states, plain.run(rows, BlockPass([KeptRows()], rows.counts)))
+    torch.testing.assert_close(head.logits(states), 5 * torch.tanh(plain.logits(states) / 5))
+
+
+def written_again(layout: str, folder: Path) -> Path:
+    folder.mkdir()
+    written(layout, folder)
+    return folder
+
+
 def test_hidden_states_follow_from_the_target_where_its_sizes_tell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,7 +215,7 @@ REFUSED: dict[str, tuple[str, Callable[[Path], None], str]] = {
         lambda folder: change(folder, dflash_config={"target_layer_ids": [1]}),
         "does not have mask_token_id",
     ),
-    "a scale": ("dflash", lambda folder: change(folder, output_multiplier=2.0), "output_multiplier 2.0"),
+    "a scale": ("dflash", lambda folder: change(folder, output_multiplier="x"), "output_multiplier='x'"),
     "no rank": ("dspark", lambda folder: change(folder, markov_rank=None), "does not have markov_rank"),
     "a Markov type": ("dspark", lambda folder: change(folder, markov_head_type="x"), "markov_type 'x'"),
     "a code in a pickled file": (

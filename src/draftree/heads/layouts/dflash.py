@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import Tensor
 
-from draftree.core.errors import ModelLoadError
 from draftree.heads.config import DFLASH, DFLASH2, HeadConfig
 from draftree.heads.layouts import QWEN3, HeadFolder, Values, layer_values, layers_json, selector_values, windows_of
 
@@ -23,8 +22,12 @@ OF_TRANSFORMERS = "muse_glimmer_assistant"
 RENAMED = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}
 CAUSAL = ("is_causal", "causal", "causal_head")
 """Settings of one meaning, as z-lab, vLLM and JetSpec call it."""
-NEUTRAL = {"input_embedding_scale": 1.0, "output_multiplier": 1.0, "final_logit_softcapping": None}
-"""Values of optional settings with which they change nothing."""
+FACTS = {
+    "input_embedding_scale": "embedding_scale",
+    "output_multiplier": "logit_scale",
+    "final_logit_softcapping": "soft_cap",
+}
+"""Settings that replace what the target does with its embedding and output, with our names."""
 
 
 def recognise(folder: HeadFolder) -> bool:
@@ -39,9 +42,7 @@ def configure(folder: HeadFolder) -> HeadConfig:
     if settings.get("num_target_layers") is None:
         settings.require("target_layer_ids", "mask_token_id", "block_size")
     settings.require("mask_token_id", "block_size")
-    for name, neutral in NEUTRAL.items():
-        if settings.get(name) not in (None, neutral):
-            raise ModelLoadError(f"config.json has {name} {settings.get(name)!r}, which is not supported")
+    facts = {ours: settings.number(name, 1.0) for name, ours in FACTS.items() if settings.get(name) not in (None, 0)}
     # the window of transformers is the largest distance, ours the number of positions
     of_transformers = values.get("model_type") == OF_TRANSFORMERS
     windows = tuple(width + of_transformers if width else 0 for width in windows_of(values))
@@ -54,6 +55,7 @@ def configure(folder: HeadFolder) -> HeadConfig:
         known |= selector_values(settings)
     return HeadConfig(
         **known,
+        layer=facts,
         kind=DFLASH2 if is_second else DFLASH,
         features=tuple(layer + 1 for layer in layers),
         target_hidden=known["hidden"],
