@@ -323,3 +323,22 @@ def test_a_planner_stops_drafts_by_the_estimate(bias: float, has_map: bool, long
     )
     drafts = [len(row.drafted) for record in records for row in record.sequences if len(row.drafted)]
     assert max(drafts) == longest
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", ["dflash", "xpress"])
+def test_the_best_tree_has_the_likeliest_paths(name: str) -> None:
+    """Best-first over the marginals of the levels, or over what the bias makes of them."""
+    head, _ = built(name)
+    assert isinstance(head, DFlashHead)
+    head.norm.weight.mul_(8)  # flat distributions have no deep paths
+    tree = drafted(head, "best-12", budget=Budget(12, 3))
+    found = {tuple(tree.tokens[node] for node in path(tree.parents, end)) for end in range(12)}
+    likely: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    for length in range(3):
+        for share, way in [pair for pair in likely if len(pair[1]) == length]:
+            rows = wanted(head, PROMPT, list(way)).log_softmax(-1)
+            likely += [(share + float(rows[token]), (*way, token)) for token in rows.topk(12).indices.tolist()]
+    likely = sorted((pair for pair in likely if pair[1]), reverse=True)[:12]
+    assert found == {way for _, way in likely}
+    assert max(map(len, found)) > 1
