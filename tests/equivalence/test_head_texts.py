@@ -274,14 +274,15 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 WIDE: dict[str, Any] = {
     "head_dim": 16, "moe_intermediate_size": 32, "intermediate_size": 64, "shared_expert_intermediate_size": 32,
-    "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 16, "kv_lora_rank": 16, "q_lora_rank": 16,
+    "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
 }  # fmt: skip
 """Sizes of a target that the native kernels run."""
 
 
 @in_c
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["glm", "qwen3-next"])
+@pytest.mark.parametrize("name", TARGETS)
 def test_the_mtp_layer_of_a_native_target_runs_natively(
     name: str, kind: str, made: list[HeadPasses | BlockPasses], tmp_path: Path
 ) -> None:

@@ -75,7 +75,12 @@ NEXT: dict[str, Any] = {
     "shared_expert_intermediate_size": 32, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
     "linear_key_head_dim": 16, "linear_value_head_dim": 16,
 }  # fmt: skip
+LATENT: dict[str, Any] = {
+    **GLM, "model_type": "deepseek_v3", "num_key_value_heads": 4, "n_group": 2, "kv_lora_rank": 16, "q_lora_rank": 16,
+    "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
+}  # fmt: skip
 LAYERS: dict[str, dict[str, Any]] = {
+    "deepseek": {name: value for name, value in {**LAYER, **LATENT}.items() if name not in ("head_dim", "use_qk_norm")},
     "llama": LAYER,
     "hidden-first": {**LAYER, HIDDEN_FIRST: True},
     "qwen3": {**LAYER, "model_type": "qwen3"},
