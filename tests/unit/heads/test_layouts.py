@@ -24,12 +24,12 @@ from block_samples import (
     SPARK,
     VOCABULARY,
     WIDTH,
+    BlockTexts,
     config_of,
     random_head,
     random_parts,
 )
 from draftree.core.errors import ConfigurationError, ModelError, ModelLoadError, ModelNotFoundError
-from draftree.drafters.tree_builder.block_stepper import BlockPass, KeptRows
 from draftree.heads.base import BlockRows, Head
 from draftree.heads.dflash import DFlashHead
 from draftree.heads.folders import is_head, read_config, read_head, write_head
@@ -171,11 +171,11 @@ def test_a_dflash_head_names_what_it_does_with_embedding_and_output(tmp_path: Pa
     # what the target itself does is not done
     head.bind(replace(parts, facts=EmbeddingFacts(7.0, 0.1, soft_cap=2.0)))
     rows = BlockRows(torch.randn(2, 3, WIDTH), torch.tensor([4, 9]), torch.tensor([1, 2]), [2])
-    states = head.run(rows, BlockPass([KeptRows()], rows.counts))
+    states = BlockTexts(head).run(rows).states
     plain = read_head(written_again("dflash", tmp_path / "plain"))
     assert isinstance(plain, DFlashHead)
     plain.bind(replace(parts, embedding=parts.embedding * 3))
-    torch.testing.assert_close(states, plain.run(rows, BlockPass([KeptRows()], rows.counts)))
+    torch.testing.assert_close(states, BlockTexts(plain).run(rows).states)
     torch.testing.assert_close(head.logits(states), 5 * torch.tanh(plain.logits(states) / 5))
 
 
