@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
+from transformers import AutoConfig, AutoModelForImageTextToText
 
 from draftree import LLM, AsyncLLM, SamplingParams
 from draftree.core.errors import InvalidRequestError
@@ -19,7 +21,7 @@ from draftree.loading.images import load_processor
 from draftree.models.images import ImagePrompt
 from draftree.outputs import Completion
 from draftree.text.chat import images
-from families import drafter_folder
+from families import COMMON, drafter_folder
 from native_samples import in_c
 from vision_folders import picture, vision_folder
 from vision_samples import vision_model
@@ -350,3 +352,17 @@ def test_a_template_that_writes_lists_of_parts_only_gets_them(where: Path) -> No
     llm = load("idefics3", where, draft="none")
     ids = llm.prompts.encode_chat(asked("w5 w6 w7"))
     assert list(ids) == [1, 81, 5, 6, 7, 80, 82]
+
+
+def test_layers_that_attend_to_images_themselves_are_named(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "image_size": 8, "patch_size": 4}
+    tiles = {"max_num_tiles": 1, "supported_aspect_ratios": [[1, 1]], "vision_output_dim": 32}
+    eyes = sizes | tiles | {"num_global_layers": 1, "attention_heads": 2, "intermediate_layers_indices": [0]}
+    words = COMMON | {"num_hidden_layers": 3, "cross_attention_layers": [1], "rope_scaling": None}
+    config = AutoConfig.for_model("mllama", vision_config=eyes, text_config=words, image_token_index=95)
+    AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path / "mllama")
+    llm = LLM(tmp_path / "mllama", "none", dtype="float32")
+    assert llm.generate([[1, 5, 6]], GREEDY)[0].token_ids
+    prompt = ImagePrompt((1, 95, 5, 6), {"pixel_values": torch.zeros(1, 1, 1, 3, 8, 8)}, 3)
+    with pytest.raises(InvalidRequestError, match="attend to the images themselves"):
+        llm.requests.sequences(prompt, GREEDY)

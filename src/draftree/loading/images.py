@@ -86,6 +86,11 @@ def _reading(loaded: LoadedModel, target: LanguageModel, trust_remote_code: bool
         trust_remote_code=trust_remote_code,
         reader=AutoModelForImageTextToText,
     )
+    if getattr(model.config.get_text_config(), "cross_attention_layers", None):
+        raise UnsupportedModelError(
+            f"some layers of '{loaded.name}' attend to the images themselves, and slots hold what belongs to tokens: "
+            "give prompts without images"
+        )
     model.eval().requires_grad_(False)
     if isinstance(target, CachedModel):
         return CachedModel(model)
