@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import threading
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -170,8 +172,8 @@ def counted(llm: LLM) -> list[ImagePrompt]:
     reads: list[ImagePrompt] = []
     reader = llm.requests.images
     assert reader is not None
-    opens = reader.open
-    reader.open = lambda prompt: reads.append(prompt) or opens(prompt)  # type: ignore[method-assign, func-returns-value]
+    begins = reader.begin
+    reader.begin = lambda prompt: reads.append(prompt) or begins(prompt)  # type: ignore[method-assign, func-returns-value]
     return reads
 
 
@@ -201,6 +203,36 @@ def test_a_text_that_is_cancelled_leaves_nothing_behind(where: Path) -> None:
     llm.engine.check_integrity()
     assert ids_of(llm.chat(chat, GREEDY)) == [wanted("qwen2_5_vl", where, chat)]
     llm.engine.check_integrity()
+
+
+@in_c
+def test_other_texts_go_on_while_an_image_is_read(where: Path) -> None:
+    """Their passes run between the beginning and the end of the pass that reads the image."""
+    llm = load("llava", where, native=True)
+    reader = llm.requests.images
+    assert reader is not None
+    begins, may_end, began = reader.begin, threading.Event(), threading.Event()
+
+    def begin(prompt: ImagePrompt) -> Future[Any]:
+        began.set()
+        read = begins(prompt)
+        held = Future[Any]()
+        threading.Thread(target=lambda: (may_end.wait(60), held.set_result(read.result()))).start()
+        return held
+
+    reader.begin = begin  # type: ignore[method-assign]
+    chats = [asked("w5 w6", picture(1)), asked("w8 w9 w8 w9")]
+    (seeing,), (other,) = (llm.requests.sequences(llm.prompts.encode_chat(chat), GREEDY) for chat in chats)
+    llm.engine.add(seeing, other)
+    while not other.is_finished:
+        llm.engine.step()
+    assert began.is_set()
+    assert not seeing.history.output.tolist()
+    may_end.set()
+    while not seeing.is_finished:
+        llm.engine.step()
+    for sequence, chat in ((seeing, chats[0]), (other, chats[1])):
+        assert sequence.history.output.tolist() == wanted("llava", where, chat, native=True)
 
 
 def test_a_preempted_text_reads_its_image_again(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -211,6 +212,11 @@ class SlotAllocator:
                 raise  # a mistake of ours, not the request's
             except Exception as error:
                 sequence.fail(error)
+        active = [s for s in running if not s.is_finished]
+        begun = [s.read for s in active if s.slot is None and s.read is not None]
+        if begun and all(s.slot is None or s.is_paused for s in active):  # nothing else to do
+            wait(begun, return_when=FIRST_COMPLETED)
+            self.open(running)
 
     def _open(self, sequence: WritingSequence, earlier: Sequence[WritingSequence]) -> None:
         copyable = sequence.history.tokens[: sequence.num_copyable]
@@ -221,14 +227,27 @@ class SlotAllocator:
         read = 0 if sequence.images is None else sequence.images.num_first - 1
         if match.length < max(MIN_SHARED, read):
             match = PrefixMatch()
+        if sequence.images is not None and match.slot is None and not self._has_read(sequence, earlier):
+            return  # other texts go on meanwhile
         begin = self._take_over if self._takes_over(match) else self._copy
         begin(match, sequence)
+        sequence.read = None
         if sequence.plan_state is None and sequence.draft_state is not None:
             planner = sequence.draft_state.choice.planner
             sequence.plan_state = planner.open(is_sampled=sequence.controls.temperature > 0)
         if sequence.counts.rounds == 0:
             sequence.counts.cached_tokens = cached = match.length
             self._counts.update(sequences=1, hits=cached > 0, prompt_tokens=len(sequence.history), cached_tokens=cached)
+
+    def _has_read(self, sequence: WritingSequence, earlier: Sequence[WritingSequence]) -> bool:
+        """Begin to read images, unless an earlier text reads the same ones, and return whether they are read."""
+        if any(other.read is not None and other.prefix_key == sequence.prefix_key for other in earlier):
+            return False
+        if sequence.read is None:
+            assert sequence.image_reader is not None, "the request was checked"
+            assert sequence.images is not None, "as above"
+            sequence.read = sequence.image_reader.begin(sequence.images)
+        return sequence.read.done()
 
     def _beginning(
         self, sequence: WritingSequence, prompt: np.ndarray, earlier: Sequence[WritingSequence]
@@ -289,6 +308,10 @@ class SlotAllocator:
         self._reserve(self._num_open() + 1, [sequence])
         if match.slot is not None:
             sequence.slot = target.fork(match.slot, match.length)
+        elif sequence.read is not None:
+            assert sequence.image_reader is not None, "it has read them"
+            assert sequence.images is not None, "as above"
+            sequence.slot = sequence.image_reader.open(sequence.images, sequence.read)
         elif sequence.opens is not None:
             sequence.slot = sequence.opens()
         elif sequence.source is None:

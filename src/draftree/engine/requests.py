@@ -6,7 +6,6 @@ import itertools
 import secrets
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import partial
 from typing import Unpack
 
 from draftree.core.errors import (
@@ -101,9 +100,9 @@ class SequenceFactory:
                 source_length=opening.source_length,
             )
             request = SlotRequest(sequence.history, sequence.controls, limit, traits is NO_DRAFTS)
-            sequence.opens = self.parts.target.opener(request)
-            if images is not None and self.images is not None:
-                sequence.opens, sequence.images = partial(self.images.open, images), images
+            sequence.opens = self.parts.target.opener(request) if images is None else None
+            if images is not None:
+                sequence.images, sequence.image_reader = images, self.images
             sequence.kernels = self.kernels
             sequence.fallback_reason = self.fallback_reason
             sequence.rounds = [] if options.trace else None

@@ -6,6 +6,7 @@ import enum
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Any, final
 
@@ -15,7 +16,7 @@ from draftree.core.types import SequenceRecord
 from draftree.drafters.base import Drafter, DraftTraits, SequenceView
 from draftree.engine.forced_tokens import ForcedTokens
 from draftree.models.base import LanguageModel, Slot
-from draftree.models.images import ImagePrompt
+from draftree.models.images import ImagePrompt, ImageReader
 from draftree.models.source import EncoderDecoder, FeatureSource, Source, TokenSource
 from draftree.options import WholeStart
 from draftree.planners.base import Planner
@@ -287,7 +288,9 @@ class WritingSequence:
     slot: Slot | None = None
     # opens a slot with the beginning of the prompt, if token ids alone do not determine it
     opens: Callable[[], Slot] | None = None
-    images: ImagePrompt | None = None  # what `opens` reads of a prompt with images; None for no images
+    images: ImagePrompt | None = None  # a prompt with images, whose first tokens the reader reads; None for no images
+    image_reader: ImageReader | None = None
+    read: Future[Any] | None = None  # what the reader has begun to read and is not in a slot yet
     client_drafts: ClientDrafts | None = None  # trees of a client, which replace the drafter's
     draft_state: DraftState | None = None  # None for plain decoding, and without a slot
     plan_state: Any = None
@@ -336,7 +339,7 @@ class WritingSequence:
     @property
     def shares_slots(self) -> bool:
         """Whether tokens, with the key, determine the contents of the slot."""
-        return self.opens is None or self.images is not None
+        return self.opens is None
 
     @property
     def is_finished(self) -> bool:

@@ -6,6 +6,7 @@ import hashlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, final, overload
 
@@ -154,5 +155,9 @@ class ImageReader(ABC):
         """
 
     @abstractmethod
-    def open(self, prompt: ImagePrompt) -> Slot:
-        """Return a slot with the first tokens of a prepared prompt but the last of them."""
+    def begin(self, prompt: ImagePrompt) -> Future[Any]:
+        """Begin to read the first tokens of a prepared prompt, on a thread of its own if passes can run meanwhile."""
+
+    @abstractmethod
+    def open(self, prompt: ImagePrompt, read: Future[Any]) -> Slot:
+        """Return a slot with the first tokens of a prompt but the last of them; waits for what `begin` began."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import final
 
 import torch
@@ -64,6 +65,7 @@ class OwnPassReader(ImageReader):
         self._load = load
         self._source: Reading | None = None
         self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="draftree-images")
         self._reads_whole: bool | None = None
         """Whether tokens of the text before the last image see the text after it; None if it is not known yet."""
 
@@ -81,10 +83,21 @@ class OwnPassReader(ImageReader):
                     self._reads_whole = not source.lock.between(lambda: self._can_continue(source, prompt))
         return prompt.whole() if self._reads_whole else prompt
 
-    def open(self, prompt: ImagePrompt) -> Slot:
-        assert self._source is not None, "the prompt was prepared"
+    def begin(self, prompt: ImagePrompt) -> Future[ReadPrompt]:
+        source = self._source
+        assert source is not None, "the prompt was prepared"
+        if source is not self._target:
+            return self._thread.submit(source.lock.between, lambda: _read(source, prompt))
+        read = Future[ReadPrompt]()
+        try:
+            read.set_result(_read(source, prompt))
+        except Exception as error:  # as on a thread
+            read.set_exception(error)
+        return read
+
+    def open(self, prompt: ImagePrompt, read: Future[ReadPrompt]) -> Slot:
         target = self._target
-        slot, error = adopted(target, _read(self._source, prompt), prompt.tokens[prompt.num_first - 1])
+        slot, error = adopted(target, read.result(), prompt.tokens[prompt.num_first - 1])
         accepted = TOLERANCE[target.dtype]
         if isinstance(target, NativeModel) and target.quantization is not None:
             accepted = max(accepted, QUANTIZED_TOLERANCE.get(target.quantization, 1.0))
