@@ -33,6 +33,9 @@ HEADS: dict[str, dict[str, Any]] = {
     "dspark-rnn": {
         **SPARK, **SIZES, **LAYERS, "markov_rank": 16, "markov_type": "rnn", "anchor_predicts": False, "block_size": 5,
     },
+    "dflash-scaled": {
+        **FLASH, **SIZES, **LAYERS, "layer": {"embedding_scale": 3.0, "logit_scale": 0.5, "soft_cap": 4.0},
+    },
     "jetspec": {**FLASH, **SIZES, **LAYERS, "causal": True},
     "xpress": {**PRESS, **SIZES, **LAYERS, "markov_rank": 16, "refiner_width": 32},
     "peagle": {**PARALLEL, **SIZES, **LAYERS, "depth": 4},
