@@ -377,8 +377,8 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
         for index in self._rivals:
             self._plans[index].is_on = index == best and offers[index].levels > 0
         others = [index for index in self._rivals if not self._plans[index].is_on]
-        # beside one that pays, others are tried once it has gained something, or may not draft itself
-        needed = AUTO.allowance * self._plain if len(others) < len(self._rivals) else 0.0
+        # beside one that pays, others are tried once it has gained a pass, or may not draft itself
+        needed = 2.0 * AUTO.allowance * self._plain if len(others) < len(self._rivals) else 0.0
         is_open = self._risk >= needed or self._risk < seconds - self._plain
         if others and is_open and self._clock >= self._trials.next:
             # one that was not measured yet, or else the one whose last draft was the longest ago
