@@ -28,14 +28,15 @@ from streamed import least_budget, sizes
 pytestmark = in_c
 
 
-def packed(family: str, dtype: torch.dtype) -> tuple[Any, NativeModel]:
-    model = fresh(family, dtype=dtype, **(SIZES | FAMILIES[family])).eval().requires_grad_(False)
+def packed(family: str, dtype: torch.dtype, **sizes: Any) -> tuple[Any, NativeModel]:
+    model = fresh(family, dtype=dtype, **(SIZES | FAMILIES[family] | sizes)).eval().requires_grad_(False)
     return model, NativeModel(plan_model(model), ModelWeights(model), quantization="int4")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_passes_are_those_of_the_packed_weights_and_rounded_inputs(family: str) -> None:
-    model, ours = packed(family, torch.float32)
+    # after a tie (below), a router may choose another expert: here, this family always chooses all
+    model, ours = packed(family, torch.float32, **({"num_experts_per_tok": 6} if family == "flex_olmo" else {}))
     reference = packed_reference(model, ours)
     assert reference is not None
     found = check(ours, reference)
@@ -154,7 +155,8 @@ def test_the_reference_of_shares_leaves_the_model_as_it_is() -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     rough = reference_logits(model)
     plan = plan_model(model)
-    found = whole_reference(model, plan, rough)
+    found, tolerance = whole_reference(model, plan, rough)
+    assert tolerance == ROUNDED_TOLERANCE
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     again = reference_logits(model)
     assert all(torch.equal(again.logits[branch], rough.logits[branch]) for branch in rough.logits)
