@@ -241,6 +241,18 @@ def test_what_is_not_supported_is_refused_by_field(http: httpx.Client, fields: d
         assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
+def test_a_refusal_names_the_parts_that_a_content_may_have(http: httpx.Client) -> None:
+    file = {"type": "input_file", "file_id": "x"}
+    for item, kinds in (
+        ({"type": "function_call_output", "call_id": "a", "output": [file]}, "input_text, input_image"),
+        ({"role": "user", "content": [file]}, "input_text, input_image"),
+        ({"role": "assistant", "content": [file]}, "input_text, output_text"),
+    ):
+        answer = http.post("/v1/responses", json={"model": NAME, "input": [item]})
+        assert answer.status_code == 400
+        assert f"must be one of the supported parts: {kinds}" in answer.json()["error"]["message"]
+
+
 def test_neutral_values_are_accepted(client: openai.OpenAI) -> None:
     answer = ask(
         client, store=False, background=False, truncation="disabled", parallel_tool_calls=True, metadata={"a": "b"}

@@ -216,31 +216,31 @@ def _content_with_images(content: object, place: str) -> str | list[Any]:
     """Return the text of a content; with an image among its parts, the parts of OpenAI's chat form."""
     parts = content if isinstance(content, list) else []
     if not any(isinstance(part, Mapping) and part.get("type") == IMAGE_PART for part in parts):
-        return _content(content, place)
+        return _content(content, place, (TEXT_PARTS[0], IMAGE_PART))
     return [_chat_part(part, f"{place}[{number}]") for number, part in enumerate(parts)]
 
 
 def _chat_part(part: object, place: str) -> Any:
     if not isinstance(part, Mapping) or part.get("type") != IMAGE_PART:
-        return {"type": "text", "text": _part(part, place)}
+        return {"type": "text", "text": _part(part, place, (TEXT_PARTS[0], IMAGE_PART))}
     _require_keys(part, ("type", "image_url", "detail"), place)
     if not isinstance(part.get("image_url"), str):
         raise invalid(f"'{place}' must have 'image_url', a data URL", place)
     return ImagePart.of(part["image_url"], f"{place}.image_url")
 
 
-def _content(content: object, place: str) -> str:
+def _content(content: object, place: str, kinds: Sequence[str] = TEXT_PARTS[:2]) -> str:
     """Return the text of a content: a text, or text parts, which are joined by line ends."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise invalid(f"'{place}' must be text or a list of text parts", place)
-    return "\n".join(_part(part, f"{place}[{number}]") for number, part in enumerate(content))
+        raise invalid(f"'{place}' must be text or a list of parts: {', '.join(kinds)} are supported", place)
+    return "\n".join(_part(part, f"{place}[{number}]", kinds) for number, part in enumerate(content))
 
 
-def _part(part: object, place: str) -> str:
+def _part(part: object, place: str, kinds: Sequence[str]) -> str:
     if not isinstance(part, Mapping) or part.get("type") not in TEXT_PARTS:
-        raise invalid(f"'{place}' must be a text part: {', '.join(TEXT_PARTS[:2])} are supported", place)
+        raise invalid(f"'{place}' must be one of the supported parts: {', '.join(kinds)}", place)
     known = ("type", "text", "annotations", "logprobs")
     _require_keys(part, known, place)
     return _text(part, "text", place)
