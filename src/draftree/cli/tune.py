@@ -206,7 +206,7 @@ def conclude(search: DraftSearch, *, save: bool) -> bool:
     if result is None or result.texts < FEWEST_TEXTS:
         note(
             f"not kept: the time ended after {0 if result is None else result.texts} texts, and {FEWEST_TEXTS} are "
-            "needed: give more --minutes; the measurements stay"
+            "needed: the measurements stay, and the same command adds to them"
         )
         return False
     plan = f" with plan {result.plan}" if result.plan else ""

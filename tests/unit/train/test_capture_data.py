@@ -222,7 +222,7 @@ def test_the_size_is_estimated_before_the_start(tmp_path: Path) -> None:
     assert everything.texts == 12
     assert everything.tokens >= TrainingData(tmp_path).num_tokens
     require_disk(tmp_path / "new" / "folder", 1000)
-    with pytest.raises(ConfigurationError, match="of free disk space: lower limit_tokens"):
+    with pytest.raises(ConfigurationError, match="of free disk space: make less"):
         require_disk(tmp_path, 1 << 60)
 
 

@@ -445,6 +445,6 @@ def require_disk(folder: Path, num_bytes: int) -> None:
     free = shutil.disk_usage(place).free
     if num_bytes > DISK_SHARE * free:
         raise ConfigurationError(
-            f"the data may take {num_bytes / 1e9:,.1f} GB, but '{place}' has {free / 1e9:,.1f} GB of free disk space: "
-            "lower limit_tokens, or choose another folder"
+            f"the data may take {num_bytes / 1e6:,.0f} MB, but '{place}' has {free / 1e6:,.0f} MB of free disk space: "
+            "make less (--limit-tokens of 'train data', --hours of 'train auto'), or choose another folder"
         )
