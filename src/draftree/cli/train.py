@@ -491,8 +491,8 @@ def plan_of(
     from draftree.weights.catalogue import CATALOGUE
 
     device, dtype = resolve_place(dataclasses.replace(setup, dtype="auto"))
-    speed = estimate(capture, settings).tokens_per_second
-    if not speed:
+    answers = estimate(capture, settings)
+    if not answers.tokens:
         raise ConfigurationError(f"'{loaded.name}' can answer none of the prompts: give others (--prompts)")
     target = TargetSize(
         fingerprint=loaded.model.fingerprint,
@@ -505,7 +505,8 @@ def plan_of(
     start = CATALOGUE[STUDENT_START]
     is_small = 2 * start.num_parameters * TIMES_SMALLER > target.num_bytes
     student = None if is_small else (start.name, start.num_parameters)
-    return plan_training(target, Machine(speed, operations_per_second(dtype, device)), hours, student)
+    machine = Machine(answers.tokens_per_second, operations_per_second(dtype, device), answers.tokens)
+    return plan_training(target, machine, hours, student)
 
 
 def write_unseen(capture: Capture, path: Path) -> None:

@@ -38,10 +38,17 @@ PROBE_SIZE, PROBE_SECONDS = 1024, 0.5
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Measured speeds: new tokens per second of data, floating-point operations per second of large products."""
+    """What limits data and training.
+
+    Attributes:
+        tokens: measured new tokens of data per second.
+        operations: measured floating-point operations per second of large products.
+        most_tokens: tokens of data that the prompts give at most.
+    """
 
     tokens: float
     operations: float
+    most_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +165,8 @@ def _plan(
     trained = machine.operations * EFFICIENCY / operations
     seconds = 3600 * hours * (1 - MEASURED)
     # as many predictions as tokens if data are made faster than they are learned, otherwise half of the time for each
-    data_seconds = seconds * min(0.5, trained / (trained + machine.tokens))
+    share = min(0.5, trained / (trained + machine.tokens))
+    data_seconds = min(share * seconds, machine.most_tokens / machine.tokens)
     predictions = round(trained * (seconds - data_seconds))
     if vocab is None:
         rate = STUDENT_RATE

@@ -22,7 +22,7 @@ SMOLLM2 = TargetSize(
 TINYLLAMA = TargetSize(
     fingerprint="large", num_bytes=2_200_000_000, hidden=2048, inner=5632, vocab=32_000, is_quantized=False
 )
-MACHINE = Machine(tokens=900, operations=3e11)
+MACHINE = Machine(tokens=900, operations=3e11, most_tokens=10**9)
 
 
 def test_a_small_target_gets_a_head_and_a_large_one_a_student() -> None:
@@ -40,6 +40,12 @@ def test_data_and_training_fill_the_time() -> None:
         plan = plan_training(target, replace(MACHINE, tokens=tokens), 2, None)
         assert plan.data_tokens / tokens / 60 + plan.minutes == pytest.approx(108, rel=0.01)
         assert plan.predictions >= 0.99 * plan.data_tokens
+
+
+def test_time_that_the_prompts_do_not_need_is_for_training() -> None:
+    plan = plan_training(SMOLLM2, replace(MACHINE, most_tokens=90_000), 2, None)
+    assert plan.data_tokens == 90_000
+    assert plan.minutes == pytest.approx(0.9 * 120 - 100 / 60)
 
 
 def test_more_time_is_expected_to_bring_more() -> None:
