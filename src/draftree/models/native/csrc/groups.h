@@ -1,15 +1,17 @@
 /* Packed weights with a scale for each group of inputs.
  *
  * A block holds 16 outputs. Its inputs are divided into groups of 32, the last one filled up with
- * zeros. A weight is scale * (code - zero) + minimum, with one zero for each kind. A block is
+ * zeros, and 8 groups are a super-group; the last one may have fewer. A weight is scale * (code -
+ * zero) + minimum, with one zero for each kind. A block is its super-groups, in the order in which
+ * products read them, each of which starts at a multiple of 64 bytes:
  *   codes    [group][...], in quads of 4 inputs as in int8 blocks: [quad][16 outputs][4]
  *            4 bits: byte 64 * j + i has quad j in its low half and quad j + 4 in its high half
  *            5 bits: and 64 bytes, of which bit q has the highest bits of quad q
  *            6 bits: and 2 * 64 bytes, of which bits 2 * (q % 4) and the next of byte 64 * (q / 4)
  *            have the two highest bits of quad q
  *   scales   [group][...][16 outputs]: float16 scales and minimums, or bytes that are multiplied
- *            with those of a super-group of 8 groups
- *   supers   [super-group][...][16 outputs]: float16, of kinds whose scales are bytes
+ *            with those of the super-group
+ *   supers   [...][16 outputs]: float16, of kinds whose scales are bytes
  *
  * The inputs of a product are rounded to 8 bits, with a scale for each row and group.
  */
@@ -57,31 +59,37 @@ INLINE int64_t scale_bytes(int kind) {                             /* of a group
 }
 INLINE int64_t super_bytes(int kind) { return !has_supers(kind) ? 0 : has_minimum(kind) ? 64 : 32; }
 INLINE int64_t input_groups(int64_t inputs) { return blocks_of(inputs, GROUP_INPUTS); }
+INLINE int64_t input_supers(int64_t inputs) { return blocks_of(input_groups(inputs), GROUPS_OF_SUPER); }
+INLINE int64_t groups_of_super(int64_t inputs, int64_t super) {
+    return min_int(GROUPS_OF_SUPER, input_groups(inputs) - super * GROUPS_OF_SUPER);
+}
+INLINE int64_t bytes_of_super(int64_t groups, int kind) {
+    return blocks_of(groups * (code_bytes(kind) + scale_bytes(kind)) + super_bytes(kind), 64) * 64;
+}
 INLINE int64_t group_block_bytes(int64_t inputs, int kind) {
-    const int64_t groups = input_groups(inputs);
-    const int64_t bytes = groups * (code_bytes(kind) + scale_bytes(kind)) +
-                          blocks_of(groups, GROUPS_OF_SUPER) * super_bytes(kind);
-    return blocks_of(bytes, 64) * 64;
+    const int64_t last = input_supers(inputs) - 1;
+    return last * bytes_of_super(GROUPS_OF_SUPER, kind) +
+           bytes_of_super(groups_of_super(inputs, last), kind);
 }
 
-/* A packed block of a product. */
+/* A super-group of a packed block. */
 typedef struct {
     const char *codes, *scales, *supers;
-} GroupBlock;
+} SuperGroup;
 
-INLINE GroupBlock group_block(const char *at, int64_t inputs, int kind) {
-    const int64_t groups = input_groups(inputs);
-    const char *scales = at + groups * code_bytes(kind);
-    return (GroupBlock){at, scales, scales + groups * scale_bytes(kind)};
+INLINE SuperGroup super_group(const char *block, int64_t inputs, int kind, int64_t super) {
+    const int64_t groups = groups_of_super(inputs, super);
+    const char *codes = block + super * bytes_of_super(GROUPS_OF_SUPER, kind),
+               *scales = codes + groups * code_bytes(kind);
+    return (SuperGroup){codes, scales, scales + groups * scale_bytes(kind)};
 }
 
 /* blocks of a product: 16 * offset from its weight + kind */
 INLINE int kind_of_block(const Linear *linear, int64_t block) {
     return (int)(linear->blocks[block] & 15);
 }
-INLINE GroupBlock block_of(const Linear *linear, int64_t block) {
-    return group_block((const char *)linear->weight + (linear->blocks[block] >> 4), linear->inputs,
-                       kind_of_block(linear, block));
+INLINE const char *block_at(const Linear *linear, int64_t block) {
+    return (const char *)linear->weight + (linear->blocks[block] >> 4);
 }
 
 /* values of the 4-bit codes of IQ4_NL and IQ4_XS, 128 larger */
@@ -125,20 +133,18 @@ INLINE vf load_bytes(const char *at, int is_signed) {
 #endif
 }
 
-/* scales of half a group, or of all of it, one for each output */
-INLINE vf scale_of_half(GroupBlock block, int kind, int64_t group, int half) {
-    const char *at = block.scales + group * scale_bytes(kind);
+/* scales of half a group, or of all of it, one for each output; `group` is of the super-group */
+INLINE vf scale_of_half(SuperGroup super, int kind, int64_t group, int half) {
+    const char *at = super.scales + group * scale_bytes(kind);
     if (!has_supers(kind)) return load_float16(at);
-    const char *super = block.supers + group / GROUPS_OF_SUPER * super_bytes(kind);
-    return load_float16(super) * load_bytes(at + 16 * half, !has_minimum(kind));
+    return load_float16(super.supers) * load_bytes(at + 16 * half, !has_minimum(kind));
 }
 
 /* minimums of a group, one for each output */
-INLINE vf minimum_of(GroupBlock block, int kind, int64_t group) {
-    const char *at = block.scales + group * scale_bytes(kind);
+INLINE vf minimum_of(SuperGroup super, int kind, int64_t group) {
+    const char *at = super.scales + group * scale_bytes(kind);
     if (!has_supers(kind)) return load_float16(at + 32);
-    const char *super = block.supers + group / GROUPS_OF_SUPER * super_bytes(kind);
-    return splat(0.0f) - load_float16(super + 32) * load_bytes(at + 16, 0);
+    return splat(0.0f) - load_float16(super.supers + 32) * load_bytes(at + 16, 0);
 }
 
 /* the code of one weight; input is of the group */
@@ -157,17 +163,17 @@ INLINE int code_at(const char *codes, int kind, int input, int64_t lane) {
 /* writes the weights of one output */
 static void unpack_output(const Linear *linear, int64_t output, float *to) {
     const int kind = kind_of_block(linear, output / LANES);
-    const GroupBlock block = block_of(linear, output / LANES);
-    const int64_t lane = output % LANES, groups = input_groups(linear->inputs);
-    for (int64_t group = 0; group < groups; group++) {
-        const vf scales[2] = {scale_of_half(block, kind, group, 0),
-                              scale_of_half(block, kind, group, halves_of(kind) - 1)};
-        const float minimum = has_minimum(kind) ? minimum_of(block, kind, group)[lane] : 0.0f;
-        const int64_t count = min_int(GROUP_INPUTS, linear->inputs - group * GROUP_INPUTS);
-        for (int i = 0; i < count; i++) {
-            const int code = code_at(block.codes + group * code_bytes(kind), kind, i, lane);
-            const float scale = scales[i / 16][lane];
-            to[group * GROUP_INPUTS + i] = scale * (float)(code - zero_of(kind)) + minimum;
+    const int64_t lane = output % LANES, inputs = linear->inputs;
+    for (int64_t at = 0; at < inputs; at += GROUP_INPUTS) {
+        const int64_t group = at / GROUP_INPUTS % GROUPS_OF_SUPER;
+        const SuperGroup super = super_group(block_at(linear, output / LANES), inputs, kind,
+                                             at / GROUP_INPUTS / GROUPS_OF_SUPER);
+        const vf scales[2] = {scale_of_half(super, kind, group, 0),
+                              scale_of_half(super, kind, group, halves_of(kind) - 1)};
+        const float minimum = has_minimum(kind) ? minimum_of(super, kind, group)[lane] : 0.0f;
+        for (int i = 0; i < min_int(GROUP_INPUTS, inputs - at); i++) {
+            const int code = code_at(super.codes + group * code_bytes(kind), kind, i, lane);
+            to[at + i] = scales[i / 16][lane] * (float)(code - zero_of(kind)) + minimum;
         }
     }
 }

@@ -13,9 +13,9 @@ typedef struct {
 
 static void put_group(char *at, int64_t inputs, int kind, int64_t group, int64_t lane,
                       const Group *from) {
-    const GroupBlock block = group_block(at, inputs, kind);
-    uint8_t *codes = (uint8_t *)block.codes + group * code_bytes(kind),
-            *scales = (uint8_t *)block.scales + group * scale_bytes(kind);
+    const SuperGroup super = super_group(at, inputs, kind, group / GROUPS_OF_SUPER);
+    uint8_t *codes = (uint8_t *)super.codes + group % GROUPS_OF_SUPER * code_bytes(kind),
+            *scales = (uint8_t *)super.scales + group % GROUPS_OF_SUPER * scale_bytes(kind);
     for (int i = 0; i < GROUP_INPUTS; i++) {
         const int quad = i / 4, code = from->codes[i];
         uint8_t *byte = codes + lane * 4 + i % 4;
@@ -39,8 +39,7 @@ static void put_group(char *at, int64_t inputs, int kind, int64_t group, int64_t
 
 static void put_super(char *at, int64_t inputs, int kind, int64_t super, int64_t lane,
                       uint16_t scale, uint16_t minimum) {
-    const GroupBlock block = group_block(at, inputs, kind);
-    uint16_t *to = (uint16_t *)(block.supers + super * super_bytes(kind));
+    uint16_t *to = (uint16_t *)super_group(at, inputs, kind, super).supers;
     to[lane] = scale;
     if (has_minimum(kind)) to[16 + lane] = minimum;
 }

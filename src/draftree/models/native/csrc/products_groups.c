@@ -4,42 +4,40 @@
  * added to the row's sum in float32, group after group. This does not depend on the number of rows,
  * so neither do a row's bits.
  *
- * With AVX-512 codes are always read as they are packed: six rows by two blocks leave room for all
- * integer and float sums in registers, and taking codes apart uses units that the dot products leave
- * idle. More rows take several calls for each piece of the inputs, whose codes stay in the nearest
- * cache. Other builds read codes as they are packed for one row; for more rows a piece of the
- * weights is unpacked once, and all rows are multiplied with it, as are fewer than GROUP blocks.
+ * With AVX-512 codes are always read as they are packed, one block at a time by up to 12 rows: there
+ * are registers for all integer and float sums, and taking codes apart uses units that the dot
+ * products leave idle. More rows take several calls for each piece of the inputs, whose codes stay in
+ * the nearest cache. Other builds read codes as they are packed for one row; for more rows a piece of
+ * the weights is unpacked once, and all rows are multiplied with it.
  */
 #include <string.h>
 #include "products_groups.h"
 #include "products_groups_kernels.h"
 
-/* Some groups of up to GROUP blocks, one code in a byte. */
+/* A super-group of up to GROUP blocks, one code in a byte. */
 typedef struct {
-    uint8_t codes[GROUP][PIECE_GROUPS][QUADS_OF_GROUP][64];
-    Parted scale[GROUP][PIECE_GROUPS][MOST_HALVES], minimum[GROUP][PIECE_GROUPS];
+    uint8_t codes[GROUP][GROUPS_OF_SUPER][QUADS_OF_GROUP][64];
+    Parted scale[GROUP][GROUPS_OF_SUPER][MOST_HALVES], minimum[GROUP][GROUPS_OF_SUPER];
 } __attribute__((aligned(64))) Unpacked;
 
-INLINE void unpack_kind(GroupBlock block, int64_t from, int64_t to, int i, int kind, Unpacked *out) {
-    for (int64_t group = from; group < to; group++) {
-        const char *codes = block.codes + group * code_bytes(kind);
+INLINE void unpack_kind(SuperGroup super, int64_t groups, int i, int kind, Unpacked *out) {
+    for (int64_t group = 0; group < groups; group++) {
+        const char *codes = super.codes + group * code_bytes(kind);
         for (int half = 0; half < halves_of(kind); half++)
-            out->scale[i][group - from][half].whole = scale_of_half(block, kind, group, half);
-        if (has_minimum(kind))
-            out->minimum[i][group - from].whole = minimum_of(block, kind, group);
+            out->scale[i][group][half].whole = scale_of_half(super, kind, group, half);
+        if (has_minimum(kind)) out->minimum[i][group].whole = minimum_of(super, kind, group);
         for (int line = 0; line < bits_of(kind); line++)
-            __builtin_prefetch(codes + PIECE_GROUPS * code_bytes(kind) + line * 64);
+            __builtin_prefetch(codes + bytes_of_super(GROUPS_OF_SUPER, kind) + line * 64);
         UNROLLED for (int quad = 0; quad < QUADS_OF_GROUP; quad++)
             for (int part = 0; part < PARTS; part++)
-                *(part_i *)(out->codes[i][group - from][quad] + part * WIDTH) =
+                *(part_i *)(out->codes[i][group][quad] + part * WIDTH) =
                     codes_of(codes, kind, quad, part);
     }
 }
 
-static void unpack_groups(GroupBlock block, int64_t from, int64_t to, int i, int kind,
-                          Unpacked *out) {
+static void unpack_groups(SuperGroup super, int64_t groups, int i, int kind, Unpacked *out) {
 #define ONE(name) \
-    case name: unpack_kind(block, from, to, i, name, out); break;
+    case name: unpack_kind(super, groups, i, name, out); break;
     switch (kind) { EACH_KIND(ONE) }
 #undef ONE
 }
@@ -55,10 +53,10 @@ typedef struct {
 INLINE void add_unpacked(const UnpackedPiece *given, int num_rows, int count, int halves, int minimums,
                          int has_8_bits) {
     const UnpackedPiece piece = *given;
-    const uint8_t (*codes_at)[PIECE_GROUPS][QUADS_OF_GROUP][64] = piece.weights->codes +
+    const uint8_t (*codes_at)[GROUPS_OF_SUPER][QUADS_OF_GROUP][64] = piece.weights->codes +
                                                                   piece.first_block;
-    const Parted (*scale)[PIECE_GROUPS][MOST_HALVES] = piece.weights->scale + piece.first_block;
-    const Parted (*minimum)[PIECE_GROUPS] = piece.weights->minimum + piece.first_block;
+    const Parted (*scale)[GROUPS_OF_SUPER][MOST_HALVES] = piece.weights->scale + piece.first_block;
+    const Parted (*minimum)[GROUPS_OF_SUPER] = piece.weights->minimum + piece.first_block;
     for (int group = 0; group < piece.num_groups; group++) {
         const RowGroup *rows = piece.rows + group;
         UNROLLED for (int half = 0; half < halves; half++) {
@@ -113,9 +111,7 @@ INLINE void add_unpacked(const UnpackedPiece *given, int num_rows, int count, in
 /* halves, minimums and whether codes have 8 bits are constant */
 #define UNPACKED(name, ...) \
     static __attribute__((noinline)) void name(const UnpackedPiece *piece, int num_rows, int count) { \
-        if (count == GROUP) { \
-            UNPACKED_ROWS(GROUP, __VA_ARGS__) \
-        } else if (count == 2) { \
+        if (count == 2) { \
             UNPACKED_ROWS(2, __VA_ARGS__) \
         } else { \
             UNPACKED_ROWS(1, __VA_ARGS__) \
@@ -138,20 +134,21 @@ static void add_by_pieces(const Work *work, const Linear *linear, int64_t row, i
                           int64_t block, int count, int first_part, int kind, Sums *sums) {
     Unpacked unpacked;
     const int64_t groups = input_groups(linear->inputs);
-    const int at_once = PARTS > 1 && num_rows > ROWS_OF_ALL_BLOCKS ? 1 : count;
+    const int at_once = num_rows > ROWS_OF_ALL_BLOCKS ? 1 : count;
     const int64_t most = min_int(6, SUMS_AT_ONCE / PARTS / at_once),
                   calls = blocks_of(num_rows, most);
-    for (int64_t from = 0; from < groups; from += PIECE_GROUPS) {
-        const int64_t to = min_int(from + PIECE_GROUPS, groups);
+    for (int64_t super = 0; super < input_supers(linear->inputs); super++) {
+        const int64_t from = super * GROUPS_OF_SUPER, size = groups_of_super(linear->inputs, super);
         for (int i = 0; i < count; i++)
-            unpack_groups(block_of(linear, block + i), from, to, i, kind, &unpacked);
+            unpack_groups(super_group(block_at(linear, block + i), linear->inputs, kind, super),
+                          size, i, kind, &unpacked);
         for (int64_t call = 0, r = 0, end; call < calls; call++, r = end) {
             end = num_rows * (call + 1) / calls;
             for (int i = 0; i < count; i += at_once) {
                 const UnpackedPiece piece = {.weights = &unpacked,
                                              .rows = row_groups(work, row + r, linear->inputs) + from,
                                              .stride = groups,
-                                             .num_groups = (int)(to - from),
+                                             .num_groups = (int)size,
                                              .first_block = i,
                                              .first_part = first_part + i * PARTS,
                                              .zero = zero_of(kind),
@@ -165,32 +162,25 @@ static void add_by_pieces(const Work *work, const Linear *linear, int64_t row, i
 /* The weights from block `next` on, whose kind and place are taken to follow from those of `block`. */
 INLINE const char *later_weights(const Linear *linear, int64_t block, int64_t next, int kind) {
     __builtin_prefetch(linear->blocks + next);
-    return block_of(linear, block).codes + (next - block) * group_block_bytes(linear->inputs, kind);
+    return block_at(linear, block) + (next - block) * group_block_bytes(linear->inputs, kind);
 }
 
-/* rows by GROUP blocks of one kind, whose codes are read as they are packed */
+/* rows by a block whose codes are read as they are packed */
 static void add_as_packed(const Work *work, const Linear *linear, int64_t row, int64_t num_rows,
-                          int64_t block, int kind, Sums *sums, int64_t next) {
-    const int64_t groups = input_groups(linear->inputs);
-    const int is_wide = num_rows <= WIDE_ROWS, count = is_wide ? GROUP : 2;
-    const int64_t calls = is_wide ? 1 : blocks_of(num_rows, DIRECT_ROWS);
-    const int64_t pieces = calls == 1 ? 1 : blocks_of(groups, PACKED_GROUPS);
-    for (int first = 0; first < GROUP; first += count) {
-        PackedPiece piece = {.stride = groups, .first_part = first * PARTS};
-        for (int i = 0; i < count; i++) piece.at[i] = block_of(linear, block + first + i);
-        piece.next = later_weights(linear, block + first,
-                                   first + count < GROUP ? block + first + count : next, kind);
-        piece.next_lines = blocks_of(count * group_block_bytes(linear->inputs, kind) / 64,
-                                     groups * calls);
-        for (int64_t part = 0; part < pieces; part++) {
-            piece.from = groups * part / pieces, piece.to = groups * (part + 1) / pieces;
-            for (int64_t call = 0, r = 0, end; call < calls; call++, r = end) {
-                end = num_rows * (call + 1) / calls;
-                piece.rows = row_groups(work, row + r, linear->inputs);
-                piece.sums = sums + r;
-                add_direct(&piece, (int)(end - r), is_wide, kind);
-                piece.next += piece.next_lines * 64 * (piece.to - piece.from);
-            }
+                          int64_t block, int first_part, Sums *sums, int64_t next) {
+    const int kind = kind_of_block(linear, block);
+    const int64_t supers = input_supers(linear->inputs), calls = blocks_of(num_rows, DIRECT_ROWS),
+                  step = calls == 1 ? supers : DIRECT_SUPERS;
+    PackedPiece piece = {.block = block_at(linear, block), .inputs = linear->inputs,
+                         .next = later_weights(linear, block, next, kind), .first_part = first_part};
+    for (piece.from = 0; piece.from < supers; piece.from = piece.to) {
+        piece.to = min_int(piece.from + step, supers);
+        for (int64_t call = 0, r = 0, end; call < calls; call++, r = end) {
+            end = num_rows * (call + 1) / calls;
+            piece.rows = row_groups(work, row + r, linear->inputs);
+            piece.sums = sums + r;
+            piece.is_first = call == 0;
+            add_direct(&piece, (int)(end - r), kind);
         }
     }
 }
@@ -202,12 +192,13 @@ void product_by_groups(const Work *work, const Linear *linear, int64_t row, int6
     for (int i = 0, size; i < count; i += size) {
         const int kind = kind_of_block(linear, block + i);
         size = 1;
-        while (i + size < count && kind_of_block(linear, block + i + size) == kind) size++;
-        if (size < GROUP) size = size >= 2 ? 2 : 1;
-        if (size == GROUP && (PARTS == 1 || num_rows <= DIRECT_ROWS))
-            add_as_packed(work, linear, row, num_rows, block + i, kind, sums, next);
-        else
+        if (PARTS == 1 || num_rows <= DIRECT_ROWS) {
+            add_as_packed(work, linear, row, num_rows, block + i, i * PARTS, sums,
+                          i + 1 < count ? block + i + 1 : next);
+        } else {
+            if (i + 1 < count && kind_of_block(linear, block + i + 1) == kind) size = 2;
             add_by_pieces(work, linear, row, num_rows, block + i, size, i * PARTS, kind, sums);
+        }
     }
     for (int64_t r = 0; r < num_rows; r++) {
         vf values[GROUP];

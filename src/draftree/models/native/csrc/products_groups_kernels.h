@@ -4,10 +4,9 @@
 #include "products_kernels.h"
 
 enum {
-    WIDE_ROWS = PARTS == 1 ? 3 : 1,   /* of a kernel that reads GROUP blocks as they are packed */
-    DIRECT_ROWS = PARTS == 1 ? 6 : 1, /* of a kernel that reads two */
-    PIECE_GROUPS = GROUPS_OF_SUPER, /* whose codes are unpacked at once */
-    PACKED_GROUPS = 24               /* of a piece that is read as it is packed */
+    DIRECT_ROWS = PARTS == 1 ? 12 : 1, /* of a kernel that reads codes as they are packed */
+    DIRECT_SUPERS = 2,                 /* that it reads at once if there are more rows */
+    AHEAD_BYTES = 8192                 /* of the prefetches of one row */
 };
 
 /* four products of an unsigned and a signed byte in each lane; codes of less than 8 bits are
@@ -106,94 +105,96 @@ INLINE part_i start_of_sum(const RowGroup *row, int half, int halves, int zero) 
 #endif
 }
 
-/* Some rows by some groups of inputs of up to GROUP blocks of one kind. */
+/* Some rows by some super-groups of inputs of a block. */
 typedef struct {
-    const RowGroup *rows; /* the first group of the first row */
-    int64_t stride;       /* from one row to the next, in groups */
-    GroupBlock at[GROUP];
-    int64_t from, to; /* groups */
-    Sums *sums;       /* of the first row */
-    int first_part;
-    const char *next; /* weights of a later piece, of which each group prefetches some lines */
-    int64_t next_lines;
+    const RowGroup *rows;     /* the first group of the first row */
+    const char *block, *next; /* next: the block that is read after this one */
+    int64_t inputs, from, to; /* super-groups */
+    Sums *sums;               /* of the first row */
+    int first_part, is_first; /* is_first: no other call has read these weights */
 } PackedPiece;
 
-/* reads codes as they are packed; all sums are in registers */
-INLINE void add_packed(const PackedPiece *given, int num_rows, int count, int kind) {
-    PackedPiece piece = *given;
+/* Reads codes as they are packed, with all sums in registers. Weights are read and prefetched one
+ * line after the other, as the processor's own prefetchers expect: reading four blocks in turns
+ * costs a quarter of the bandwidth, and prefetches that come at once are dropped. */
+INLINE void add_packed(const PackedPiece *given, int num_rows, int kind) {
+    enum { count = 1 };
+    const PackedPiece piece = *given;
     const int halves = halves_of(kind);
+    const int64_t stride = input_groups(piece.inputs), supers = input_supers(piece.inputs);
+    const int64_t size = bytes_of_super(GROUPS_OF_SUPER, kind), ahead = blocks_of(AHEAD_BYTES, size);
+    const int64_t lines = blocks_of(size / 64, GROUPS_OF_SUPER);
     part_f total[SUMS_AT_ONCE];
     EACH_ROW(r)
         EACH_PART(i) total[PART_OF(r, i)] = piece.sums[r].value[piece.first_part + i];
-    for (int64_t group = piece.from; group < piece.to; group++) {
-        const RowGroup *rows = piece.rows + group;
-        ROLLED for (int64_t line = 0; line < piece.next_lines; line++)
-            __builtin_prefetch(piece.next + line * 64);
-        piece.next += piece.next_lines * 64;
-        UNROLLED for (int half = 0; half < halves; half++) {
-            part_i sum[SUMS_AT_ONCE];
+    for (int64_t super = piece.from; super < piece.to; super++) {
+        const SuperGroup at = super_group(piece.block, piece.inputs, kind, super);
+        const int64_t groups = groups_of_super(piece.inputs, super), later = super + ahead - supers;
+        const char *line = later < 0 ? piece.block + (super + ahead) * size : piece.next + later * size;
+        for (int64_t group = 0; group < groups; group++) {
+            const RowGroup *rows = piece.rows + super * GROUPS_OF_SUPER + group;
+            UNROLLED for (int half = 0; half < halves; half++) {
+                part_i sum[SUMS_AT_ONCE];
+                EACH_ROW(r)
+                    EACH_PART(i)
+                        sum[PART_OF(r, i)] = start_of_sum(rows + r * stride, half, halves,
+                                                          zero_of(kind));
+                UNROLLED for (int step = 0; step < QUADS_OF_GROUP / halves; step++) {
+                    /* quads that share their bytes follow each other */
+                    const int quad = halves == 2 ? half * 4 + step : step / 2 + step % 2 * 4;
+                    if (piece.is_first && half * 4 + step < lines)
+                        __builtin_prefetch(line + (half * 4 + step) * 64);
+                    part_i codes[PARTS];
+                    EACH_PART(i) codes[i] = codes_of(at.codes + group * code_bytes(kind), kind, quad, i);
+                    EACH_ROW(r) {
+                        const part_i bytes = broadcast_part(
+                            (const char *)rows[r * stride].bytes + quad * 4);
+                        EACH_PART(i)
+                            sum[PART_OF(r, i)] = dot_of_codes(sum[PART_OF(r, i)], codes[i], bytes,
+                                                              bits_of(kind) == 8 || has_table(kind));
+                    }
+                }
+                const Parted scale = {scale_of_half(at, kind, group, half)};
+                EACH_ROW(r)
+                    EACH_PART(i)
+                        total[PART_OF(r, i)] = scaled_and_added(total[PART_OF(r, i)],
+                                                                sum[PART_OF(r, i)],
+                                                                rows + r * stride, scale.part[i]);
+            }
+            if (piece.is_first && lines > QUADS_OF_GROUP)
+                __builtin_prefetch(line + QUADS_OF_GROUP * 64);
+            line += lines * 64;
+            if (!has_minimum(kind)) continue;
+            const Parted minimum = {minimum_of(at, kind, group)};
             EACH_ROW(r)
                 EACH_PART(i)
-                    sum[PART_OF(r, i)] = start_of_sum(rows + r * piece.stride, half, halves,
-                                                      zero_of(kind));
-            UNROLLED for (int step = 0; step < QUADS_OF_GROUP / halves; step++) {
-                /* quads that share their bytes follow each other */
-                const int quad = halves == 2 ? half * 4 + step : step / 2 + step % 2 * 4;
-                part_i codes[GROUP * PARTS];
-                EACH_PART(i)
-                    codes[i] = codes_of(piece.at[i / PARTS].codes + group * code_bytes(kind), kind,
-                                        quad, i % PARTS);
-                EACH_ROW(r) {
-                    const part_i bytes = broadcast_part(
-                        (const char *)rows[r * piece.stride].bytes + quad * 4);
-                    EACH_PART(i)
-                        sum[PART_OF(r, i)] = dot_of_codes(sum[PART_OF(r, i)], codes[i], bytes,
-                                                          bits_of(kind) == 8 || has_table(kind));
-                }
-            }
-            EACH_PART(i) {
-                const Parted scale = {scale_of_half(piece.at[i / PARTS], kind, group, half)};
-                EACH_ROW(r)
-                    total[PART_OF(r, i)] = scaled_and_added(total[PART_OF(r, i)],
-                                                            sum[PART_OF(r, i)],
-                                                            rows + r * piece.stride,
-                                                            scale.part[i % PARTS]);
-            }
+                    total[PART_OF(r, i)] = fma_part(splat_part(rows[r * stride].scaled_sum),
+                                                    minimum.part[i], total[PART_OF(r, i)]);
         }
-        if (has_minimum(kind))
-            EACH_PART(i) {
-                const Parted minimum = {minimum_of(piece.at[i / PARTS], kind, group)};
-                EACH_ROW(r)
-                    total[PART_OF(r, i)] = fma_part(
-                        splat_part(rows[r * piece.stride].scaled_sum), minimum.part[i % PARTS],
-                        total[PART_OF(r, i)]);
-            }
     }
     EACH_ROW(r)
         EACH_PART(i) piece.sums[r].value[piece.first_part + i] = total[PART_OF(r, i)];
 }
 
-#define DIRECT_CASE(rows, most, count, kind) \
+#define DIRECT_CASE(rows, kind) \
     case rows: \
-        if ((rows) <= most) add_packed(piece, rows, count, kind); \
+        if ((rows) <= DIRECT_ROWS) add_packed(piece, rows, kind); \
         break;
-/* wide: GROUP blocks; otherwise two */
 #define DIRECT(kind) \
-    static __attribute__((noinline)) void add_direct_##kind(const PackedPiece *piece, \
-                                                            int num_rows, int is_wide) { \
-        if (is_wide) { \
-            switch (num_rows) { \
-                DIRECT_CASE(1, WIDE_ROWS, GROUP, kind) \
-                DIRECT_CASE(2, WIDE_ROWS, GROUP, kind) \
-                DIRECT_CASE(3, WIDE_ROWS, GROUP, kind) \
-            } \
-        } else { \
-            switch (num_rows) { \
-                DIRECT_CASE(3, DIRECT_ROWS, 2, kind) \
-                DIRECT_CASE(4, DIRECT_ROWS, 2, kind) \
-                DIRECT_CASE(5, DIRECT_ROWS, 2, kind) \
-                DIRECT_CASE(6, DIRECT_ROWS, 2, kind) \
-            } \
+    static __attribute__((noinline)) void add_direct_##kind(const PackedPiece *piece, int num_rows) { \
+        switch (num_rows) { \
+            DIRECT_CASE(1, kind) \
+            DIRECT_CASE(2, kind) \
+            DIRECT_CASE(3, kind) \
+            DIRECT_CASE(4, kind) \
+            DIRECT_CASE(5, kind) \
+            DIRECT_CASE(6, kind) \
+            DIRECT_CASE(7, kind) \
+            DIRECT_CASE(8, kind) \
+            DIRECT_CASE(9, kind) \
+            DIRECT_CASE(10, kind) \
+            DIRECT_CASE(11, kind) \
+            DIRECT_CASE(12, kind) \
         } \
     }
 #define EACH_KIND(DO) \
@@ -203,9 +204,9 @@ INLINE void add_packed(const PackedPiece *given, int num_rows, int count, int ki
         DO(KIND_Q6_K) DO(KIND_IQ4_XS)
 EACH_KIND(DIRECT)
 
-static void add_direct(const PackedPiece *piece, int num_rows, int is_wide, int kind) {
+static void add_direct(const PackedPiece *piece, int num_rows, int kind) {
 #define ONE(name) \
-    case name: add_direct_##name(piece, num_rows, is_wide); break;
+    case name: add_direct_##name(piece, num_rows); break;
     switch (kind) { EACH_KIND(ONE) }
 #undef ONE
 }
