@@ -1,7 +1,7 @@
 /* Products without tiles. A kernel multiplies a few rows by a few inputs of one, two or four blocks
  * of outputs, with all sums in registers. If there are sums for all rows, they are multiplied in
- * one sweep over the weights, two blocks at once if four are too many, so that a weight is loaded
- * into a register once. More rows take several calls for each piece of the inputs; sums are kept
+ * one sweep over the weights, line after line: four blocks in turns would cost a quarter of the
+ * memory's bandwidth. More rows take several calls for each piece of the inputs; sums are kept
  * between calls, so weights are in the nearest cache for all rows but the first ones. The order in
  * which inputs are added does not depend on the number of rows, so neither do a row's bits.
  */
@@ -93,9 +93,10 @@ INLINE void product_by_rows(const Work *work, const Linear *linear, int64_t row,
     const int64_t format = linear->format, bytes = block_bytes(linear->inputs, format);
     Sums sums[ROWS_PER_CALL];
     memset(sums, 0, (size_t)num_rows * sizeof(Sums));
+    /* halves: in one block widened ones wait for each other, and those of many rows for their loads */
+    const int sweep = format == BFLOAT16 && (WIDE_HALVES || num_rows > 4) ? 2 : 1;
     int at_once = count;
-    while (at_once > 2 && num_rows > rows_at_once(format, at_once)) at_once /= 2;
-    if (num_rows > rows_at_once(format, at_once)) at_once = count; /* no single sweep anyway */
+    if (PARTS == 1 && count > sweep && num_rows <= rows_at_once(format, sweep)) at_once = sweep;
     if (PARTS > 1 && num_rows > ROWS_OF_ALL_BLOCKS) at_once = 1; /* a weight of fewer blocks for more rows */
     for (int i = 0; i < count; i += at_once)
         add_blocks(work, linear, row, num_rows, block + i, at_once, i * PARTS, sums,
