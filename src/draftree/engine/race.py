@@ -64,6 +64,8 @@ class Race:
         logger.warning(note)
 
     def _release_loser(self, standing: Standing, winner: Standing | None) -> None:
+        if len(self._choice.planner.parts) == 1:  # a drafter alone was measured here, and waits for other texts
+            return
         if winner is None and standing.num_lost < USELESS_TRIALS:
             return
         if winner is not None and standing.num_lost < BEATEN_TRIALS and standing.part not in self._unfit:

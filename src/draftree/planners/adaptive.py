@@ -314,11 +314,12 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
             for plan in self._plans:
                 plan.asked = [0] * batch
         if not any(any(plan.asked) for plan in self._plans):
-            due = min(
+            times = [
                 self._trials.next if plan.part.runs_model else min(state.trials[index].next for state in states)
                 for index, plan in enumerate(self._plans)
                 if not plan.released
-            )
+            ]
+            due = min(times, default=self._clock)
             self._num_idle = int(max(missing / AUTO.loss_share, due - self._clock) / self._plain)
         budgets = []
         for place in range(batch):

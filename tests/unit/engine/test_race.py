@@ -44,8 +44,8 @@ class Outcome:
         return {name for name, model in self.models.items() if model() is None}
 
 
-def written(*names: str, texts: int, recorded: str = "") -> Outcome:
-    """Texts of 100 tokens, one after the other, with these drafters and `suffix`, or by plain decoding."""
+def written(*names: str, texts: int, recorded: str = "", others: tuple[str, ...] = ("suffix",)) -> Outcome:
+    """Texts of 100 tokens, one after the other, with these drafters and others, or by plain decoding."""
     clock = FakeClock()
     models: dict[str, weakref.ref[TableLM]] = {}
 
@@ -54,7 +54,7 @@ def written(*names: str, texts: int, recorded: str = "") -> Outcome:
         models[name] = weakref.ref(inner)
         return LoadedDraftModel(PacedModel(inner, clock, lambda rows: LEVEL_SECONDS), None, name)
 
-    draft = "+".join((*(f"model:{name},k=3" for name in names), "suffix")) if names else None
+    draft = "+".join((*(f"model:{name},k=3" for name in names), *others)) if names else None
     methods = choose_methods(draft, "coupled", None)
     planner = methods.planner
     if recorded:
@@ -133,3 +133,17 @@ def test_a_drafter_of_another_revision_is_reported_once(plain: Outcome) -> None:
     assert note.startswith("drafter 'model:wrong,k=3' was right in ")
     assert "first tokens, where 80% were measured in its training: it may belong to another revision" in note
     assert outcome.released == {"wrong"}
+
+
+def test_without_a_lookup_all_that_lose_are_released(plain: Outcome) -> None:
+    outcome = written("useless", "wrong", texts=40, others=())
+    assert outcome.texts == plain.texts
+    assert outcome.released == {"useless", "wrong"}
+
+
+def test_a_drafter_alone_stays(plain: Outcome) -> None:
+    """One that was measured here is merged with none."""
+    outcome = written("useless", texts=60, others=())
+    assert outcome.texts[:40] == plain.texts
+    assert outcome.released == set()
+    assert "off" in outcome.explain
