@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -107,3 +108,47 @@ def test_a_drafter_with_a_model_is_skipped_where_a_lookup_has_all_that_it_would_
     assert {name for names in drafted.sources for name in names} == {"l", "m"}
     assert len(merged.part_seconds) == 2
     assert min(merged.part_seconds) > 0
+
+
+class Slots(Drafter[object]):
+    """Keeps what it opened until it is closed."""
+
+    def __init__(self) -> None:
+        self.states: list[object] = []
+
+    @classmethod
+    def describe(cls, config: object) -> DraftTraits:
+        raise NotImplementedError
+
+    def open(self, sequence: SequenceView) -> object:
+        self.states.append(object())
+        return self.states[-1]
+
+    def detach(self, state: object, length: int) -> object:
+        return state
+
+    def attach(self, state: object, sequence: SequenceView, length: int) -> object:
+        return state
+
+    def close(self, state: object) -> None:
+        self.states.remove(state)
+
+
+def test_a_released_drafter_closes_what_is_open_once() -> None:
+    """The error of a failed request keeps closed sequences alive."""
+    drafters = [Slots(), Slots()]
+    traits = [DraftTraits(draws=frozenset({Draw.FREE}), depth=4, nodes=4)] * 2
+    merged = MergedDrafter(drafters, ["a", "b"], traits=traits, draw=Draw.FREE, vocab_size=9)
+    view: Any = None
+    closed, finished, resumed, _written = (merged.open(view) for _ in range(4))
+    merged.close(closed)
+    kept = merged.detach(finished, 1)
+    cached = merged.detach(resumed, 1)
+    assert cached is not None
+    again = merged.attach(cached, view, 1)
+    merged.release(0)
+    assert [len(drafter.states) for drafter in drafters] == [0, 3]
+    assert kept is not None
+    merged.close(merged.fork(kept, view, 1))
+    merged.close(again)
+    assert len(drafters[1].states) == 2

@@ -130,10 +130,12 @@ class MergedDrafter(Drafter[MergedSequence]):
         return self._opened([d.open(sequence) if part is None else d.fork(part, sequence, length) for d, part in pairs])
 
     def detach(self, state: MergedSequence, length: int) -> MergedSequence | None:
+        self._open.discard(state)
         kept = [drafter.detach(part, length) for drafter, part in zip(self._drafters, state.parts, strict=True)]
         return None if all(part is None for part in kept) else self._opened(kept)
 
     def attach(self, state: MergedSequence, sequence: SequenceView, length: int) -> MergedSequence:
+        self._open.discard(state)
         pairs = zip(self._drafters, state.parts, strict=True)
         return self._opened(
             [d.open(sequence) if part is None else d.attach(part, sequence, length) for d, part in pairs]
@@ -205,6 +207,7 @@ class MergedDrafter(Drafter[MergedSequence]):
         return Observation(whole.state.parts[index], whole.tokens_read, tree, verdict, hidden)
 
     def close(self, state: MergedSequence) -> None:
+        self._open.discard(state)
         for drafter, part in zip(self._drafters, state.parts, strict=True):
             if part is not None:
                 drafter.close(part)
