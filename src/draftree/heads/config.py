@@ -112,7 +112,10 @@ class HeadConfig:
     def _faults(self) -> Iterator[str]:
         """Yield what is wrong; later checks assume that earlier ones found nothing."""
         positive = ("target_hidden", "hidden", "vocab_size", "draft_vocab_size", "depth", "max_length")
-        optional = ("num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate", "block_size", "markov_rank")
+        optional = (
+            "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate", "block_size", "markov_rank",
+            "conv_taps", "conv_group", "refiner_width", "head_layers",
+        )  # fmt: skip
         for name in (*positive, *optional):
             value = getattr(self, name)
             least = int(name in positive)

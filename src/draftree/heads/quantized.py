@@ -10,6 +10,7 @@ Scales of activations, keys and values are left out: activations are not quantiz
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,12 +33,14 @@ def packed(name: str, tensor: Tensor) -> dict[str, Tensor]:
     return {name: rounded.to(torch.int8), name + OURS: scales}
 
 
-def expanded(tensors: Mapping[str, Tensor], block: Sequence[int] = BLOCK) -> dict[str, Tensor]:
+def expanded(tensors: Mapping[str, Tensor], block: Any = BLOCK) -> dict[str, Tensor]:
     """Return the tensors of a file with quantized ones in bfloat16 and without scales.
 
     Raises:
-        ModelLoadError: scales have no tensor in 8 bits, or do not fit to its shape.
+        ModelLoadError: scales have no tensor in 8 bits, or do not fit to its shape; float8 without scales; no `block`.
     """
+    if not isinstance(block, list | tuple) or len(block) != 2 or not all(type(n) is int and n > 0 for n in block):
+        raise ModelLoadError(f"its configuration has weight_block_size={block!r}: it must be two positive integers")
     result = {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[2] not in UNUSED}
     for key in [name for name in result if name.endswith((OURS, SCALE, INVERSE))]:
         ending = next(ending for ending in (OURS, INVERSE, SCALE) if key.endswith(ending))
@@ -45,10 +48,13 @@ def expanded(tensors: Mapping[str, Tensor], block: Sequence[int] = BLOCK) -> dic
         rows = result.get(name)
         if rows is None and ending == SCALE:
             continue  # another parameter, whose reader reports it
-        scales = result.pop(key).float()
-        if rows is None or rows.itemsize != 1 or rows.dim() != 2:
+        stored = result.pop(key)
+        if rows is None or rows.itemsize != 1 or rows.dim() != 2 or not stored.is_floating_point():
             raise ModelLoadError(f"the scales '{key}' do not fit to a tensor '{name}' in 8 bits: get the head again")
-        result[name] = (rows.float() * _spread(key, scales, rows, block if ending == INVERSE else None)).bfloat16()
+        scales = _spread(key, stored.float(), rows, block if ending == INVERSE else None)
+        result[name] = (rows.float() * scales).bfloat16()
+    if bare := next((name for name, part in result.items() if part.is_floating_point() and part.itemsize == 1), None):
+        raise ModelLoadError(f"'{bare}' is float8 without scales: get the head again")
     return result
 
 
@@ -59,7 +65,7 @@ def _spread(key: str, scales: Tensor, rows: Tensor, block: Sequence[int] | None)
         return scales.reshape(1, 1)
     if block is None:
         grid = scales[:, None] if scales.dim() == 1 else scales
-        if grid.dim() == 2 and grid.shape[0] == height and width % grid.shape[1] == 0:
+        if grid.dim() == 2 and grid.shape[0] == height and grid.numel() and width % grid.shape[1] == 0:
             return grid.repeat_interleave(width // grid.shape[1], dim=1)
     elif scales.shape == (-(-height // block[0]), -(-width // block[1])):
         return scales.repeat_interleave(block[0], 0)[:height].repeat_interleave(block[1], 1)[:, :width]

@@ -36,6 +36,7 @@ def test_a_valid_configuration_is_kept() -> None:
         ({"kind": "eagel"}, "did you mean 'eagle"),
         ({"hidden": 0}, "hidden is 0"),
         ({"hidden": 16.0}, "hidden is 16.0"),
+        ({"conv_taps": -1}, "conv_taps is -1"),
         ({"depth": True}, "depth is True"),
         ({"num_heads": 1 << 40}, "num_heads is"),
         ({"draft_vocab_size": 65}, "at most the target's 64"),

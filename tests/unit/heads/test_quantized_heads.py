@@ -73,11 +73,38 @@ def test_quantized_products_are_read(form: str, tmp_path: Path) -> None:
     assert all(torch.equal(found[name], part) for name, part in others.items() if name != PRODUCT)
 
 
-@pytest.mark.parametrize(("shape", "form"), [((5,), "row scales"), ((24, 5), "group scales"), ((2, 2), "blocks")])
+@pytest.mark.parametrize(
+    ("shape", "form"),
+    [((5,), "row scales"), ((24, 5), "group scales"), ((24, 0), "group scales"), ((2, 2), "blocks")],
+)
 def test_scales_of_other_shapes_are_refused(shape: tuple[int, ...], form: str, tmp_path: Path) -> None:
     written(form, tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     ending = "_scale_inv" if form == "blocks" else "_scale"
     save_file({**tensors, PRODUCT + ending: torch.ones(shape)}, tmp_path / "model.safetensors")
     with pytest.raises(ModelLoadError, match=r"the scales 'layers\.0\.mlp\.up_proj\.weight_scale.* do not fit"):
+        read_head(tmp_path)
+
+
+def test_float8_without_scales_and_scales_of_integers_are_refused(tmp_path: Path) -> None:
+    written("one scale", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    key = PRODUCT + "_scale"
+    for scales, words in (
+        (None, f"'{PRODUCT}' is float8 without scales"),
+        (torch.ones(24, 1).byte(), f"'{key}' do not"),
+    ):
+        others = {name: part for name, part in tensors.items() if name != key}
+        save_file(others if scales is None else {**others, key: scales}, tmp_path / "model.safetensors")
+        with pytest.raises(ModelLoadError, match=words):
+            read_head(tmp_path)
+
+
+@pytest.mark.parametrize("block", ["128", [10], [0, 8], [1.5, 8]])
+def test_blocks_that_are_no_sizes_are_refused(block: object, tmp_path: Path) -> None:
+    written("blocks", tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    values["quantization_config"]["weight_block_size"] = block
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ModelLoadError, match=r"weight_block_size=.* two positive integers"):
         read_head(tmp_path)
