@@ -459,7 +459,7 @@ def _require_fit(candidate: AutoCandidate, loaded: LoadedModel, verify: str, pla
     require_fit(methods, loaded)
     for name in methods.draft_models:
         prepared_folder(name, fetch=False)
-    candidate.require_fit(loaded)
+    candidate.require_fit(loaded, DRAFTERS.parse)
 
 
 def choose_each(options: ModelOptions) -> list[Methods]:

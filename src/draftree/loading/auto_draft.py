@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,8 @@ import torch
 from draftree.core.errors import ConfigurationError, DraftreeError, ModelLoadError
 from draftree.core.files import MALFORMED, config_folder, read_json, write_json
 from draftree.core.host import cpu_name, usable_cores
-from draftree.heads.shipped import ShippedHead, config_facts, shipped_heads
+from draftree.core.registry import Spec
+from draftree.heads.shipped import ShippedHead, config_facts, head_folder, shipped_heads
 from draftree.loading.known_drafters import (
     IN_PACKAGE,
     SIBLING,
@@ -206,7 +207,7 @@ class AutoCandidate:
     draft: str  # its spec; empty if there is nothing to try, and `reason` says why
     plan: str | None  # the planner that belongs to it; None for the default
     reason: str  # why it is chosen, in words
-    # the head or model that no one has measured here, to be checked before it is used
+    # the head or model that no one has measured here
     found: FoundDrafter | None = None
     rival: str = ""  # the drafter alone, if it may be merged with other candidates
 
@@ -215,13 +216,22 @@ class AutoCandidate:
         """Whether it is published, but not on this machine."""
         return self.found is not None and self.found.place is None
 
-    def require_fit(self, loaded: LoadedModel) -> None:
-        """Read a head that was found, whose files may be damaged or for another model; raises if it cannot be used."""
-        found = self.found
-        if found is not None and found.place is not None and found.known.kind != SIBLING:
-            model = loaded.model
-            _require_recipe(found.place, model.fingerprint)
-            require_head(found.place, _target_of(loaded), vocab_size=model.vocab_size, num_layers=model.num_layers)
+    def require_fit(self, loaded: LoadedModel, parse: Callable[[str], Sequence[Spec]]) -> None:
+        """Read its heads, whose files may be damaged or for another model; raises if one cannot be used.
+
+        Those of this package are not read, nor those of candidates that it is merged with, nor any for a target without
+        a folder.
+        """
+        model = loaded.model
+        if loaded.folder is None or is_remote(loaded.name):
+            return
+        for spec in parse(self.rival or self.draft):
+            folder = Path(spec.argument or "")
+            if spec.name != "head" or head_folder(spec.argument or "") != folder:
+                continue
+            if self.found is not None:
+                _require_recipe(folder, model.fingerprint)
+            require_head(folder, _target_of(loaded), vocab_size=model.vocab_size, num_layers=model.num_layers)
 
 
 def auto_candidates(loaded: LoadedModel) -> tuple[Iterator[AutoCandidate], list[str]]:

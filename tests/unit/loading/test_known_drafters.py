@@ -22,6 +22,7 @@ from draftree.heads.config import KINDS
 from draftree.heads.folders import write_folder
 from draftree.heads.layouts import dflash
 from draftree.loading import known_drafters
+from draftree.loading.auto_draft import TrainedHead, TunedDraft, conditions_of, keep_trained, keep_tuned
 from draftree.loading.known_drafters import (
     DATA,
     SIBLING,
@@ -521,6 +522,29 @@ def test_a_head_that_does_not_fit_is_left_out_with_the_reason(target: Path, tmp_
     assert llm.drafts == ("suffix",)
     assert "does not fit: it is for a model with a vocabulary of 100, and this one has 96" in llm.draft_note
     assert llm.draft_note.count("fc.weight has 64x191 instead of 64x192") == 1
+
+
+@pytest.mark.parametrize("is_tuned", [True, False])
+def test_a_damaged_head_that_was_trained_or_measured_here_is_left_out(
+    target: Path, tmp_path: Path, *, is_tuned: bool
+) -> None:
+    damaged = Path(shutil.copytree(head_folder(tmp_path / "heads"), tmp_path / "mine"))
+    tensors = load_file(damaged / "model.safetensors")
+    model = load_model(target, dtype="float32")
+    if is_tuned:
+        kept = TunedDraft(
+            model=model.name, fingerprint=model.model.fingerprint, draft=f"head:{damaged},k=2", plan=None, speedup=1.5,
+            spread=(1.2, 1.6), texts=8, temperatures=(0.0,), conditions=conditions_of(model), date="2026-11-28",
+        )  # fmt: skip
+        keep_tuned(kept)
+    else:
+        keep_trained(model.model.fingerprint, TrainedHead(str(damaged), 2.0))
+    assert LLM(model).drafts == (f"head:{damaged},k=2" if is_tuned else f"head:{damaged}+suffix",)
+    del tensors["fc.weight"]
+    save_file(tensors, damaged / "model.safetensors")
+    llm = LLM(model)
+    assert llm.drafts == ("suffix",)
+    assert llm.draft_note.count("missing: fc.weight") == 1
 
 
 @pytest.mark.parametrize("kind", ["drafters", "tuned", "heads"])

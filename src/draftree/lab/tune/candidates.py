@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from draftree.build import choose_methods
 from draftree.core.errors import ConfigurationError, DraftreeError
-from draftree.drafters import drafts
+from draftree.drafters import DRAFTERS, drafts
 from draftree.loading.auto_draft import AutoCandidate, auto_candidates
 from draftree.loading.loaded import LoadedModel, require_layers
 from draftree.options import AUTO_DRAFT, NO_DRAFT
@@ -74,7 +74,7 @@ def reason_against(candidate: Candidate, loaded: LoadedModel, automatic: AutoCan
     """Return why a candidate is not measured; `automatic` is what `auto` knows of it."""
     try:
         if automatic is not None:
-            automatic.require_fit(loaded)
+            automatic.require_fit(loaded, DRAFTERS.parse)
         traits = choose_methods(candidate.draft, VERIFY, candidate.plan).traits
         require_layers(traits.features, loaded)
     except DraftreeError as error:
