@@ -14,6 +14,7 @@ from documents import DOCS, ROOT, Block, blocks, commands, documents, guide, mat
 from generator import examples
 
 from draftree.cli import batch
+from draftree.cli import prompt as prompts
 from draftree.cli import runs as commanded
 from draftree.cli.commands import Entry
 from draftree.cli.main import run
@@ -75,6 +76,7 @@ def read_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commanded, "write_and_report", check)
     monkeypatch.setattr(commanded, "compare_and_report", check)
     monkeypatch.setattr(batch, "write_prompts", check)
+    monkeypatch.setattr(prompts, "read_images", lambda images: images)  # pictures that a reader would have
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a prompt")))
 
 

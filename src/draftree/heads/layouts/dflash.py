@@ -1,8 +1,8 @@
-"""Folders of DFlash and DFlash2 as the authors, transformers and SGLang have them, and of JetSpec, whose blocks are
-causal.
+"""Folders of DFlash and DFlash2 as the authors, transformers and SGLang have them, and of JetSpec.
 
-Layers in `target_layer_ids` are numbered by their outputs, one less than ours. Transformers calls two tensors otherwise
-(`muse_glimmer_assistant`). The form of the authors is also written, for SGLang.
+The blocks of JetSpec are causal. Layers in `target_layer_ids` are numbered by their outputs, one less than ours.
+Transformers has other names for two tensors (`muse_glimmer_assistant`). The form of the authors is also written, for
+SGLang.
 
 Source: github.com/z-lab/dflash (arXiv 2602.06036), transformers 5, github.com/hao-ai-lab/JetSpec (arXiv 2606.18394).
 """
