@@ -9,7 +9,10 @@ import re
 
 import pytest
 
-from zoo import REFUSED, SAME, compare
+import draftree
+from draftree.core.errors import UnsupportedModelError
+from dropin_samples import padded, plain
+from zoo import REFUSED, SAME, compare, tiny_model
 
 SAME_TEXT = [
     "arcee",
@@ -55,7 +58,7 @@ SAME_TEXT = [
     "zaya",
 ]
 REFUSED_TEXT = {
-    "deepseek_v4": "batch of 3: DeepseekV4ForCausalLM gives other logits after the keys and values of this prompt",
+    "deepseek_v4": "batch of 3: DeepseekV4ForCausalLM merges tokens with the padding before them",
     "cpmant": "other logits token by token than in one pass",
     "prophetnet": "other logits token by token than in one pass",
     "xlm": "in place of a mask that it appends",
@@ -88,3 +91,12 @@ def test_a_refusal_is_one_sentence_without_internals(family: str) -> None:
     assert result.outcome == REFUSED, result
     assert REFUSED_TEXT[family] in result.words
     assert not INTERNALS.search(result.words)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_padding_that_is_merged_with_tokens_is_refused_and_prompts_of_one_length_are_read() -> None:
+    model = tiny_model("deepseek_v4")
+    with pytest.raises(UnsupportedModelError, match=r"padding before them.*give prompts of one length"):
+        plain(model, padded(14, 9), custom_generate=draftree.generate, draft="ngram,min=1")
+    inputs = padded(9, 9)
+    assert plain(model, inputs, custom_generate=draftree.generate, draft="ngram,min=1").equal(plain(model, inputs))

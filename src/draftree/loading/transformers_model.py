@@ -271,7 +271,7 @@ def _wrap_with_cache(model: Any, reference: ReferenceLogits) -> CachedModel:
     if error < float("inf"):
         raise UnsupportedModelError(
             f"{kind} gives other logits token by token than in one pass (error {error:.1e} of their spread), as "
-            "bidirectional encoders do: use a model that was trained to continue a text"
+            "models do whose tokens see later ones, within prompts or anywhere: use a causal model"
         )
     raise UnsupportedModelError(f"{kind} fails token by token: its architecture is not supported") from reason
 

@@ -30,7 +30,15 @@ from draftree.models.kv.slots import LayerRange
 from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
 from draftree.models.torch.attention import windows_of_masks
 from draftree.models.torch.cache_slots import MAX_KEPT, ChainSlot, CopiedSlot, CroppedSlot, Reading, RereadSlot
-from draftree.models.torch.family_cache import copied, has_keys, is_cropped, new_cache, num_bytes, row_of
+from draftree.models.torch.family_cache import (
+    copied,
+    has_keys,
+    is_cropped,
+    new_cache,
+    num_bytes,
+    refuse_padding,
+    row_of,
+)
 from draftree.models.torch.inspection import (
     ReadPrompt,
     accepts_cache,
@@ -142,6 +150,8 @@ class CachedModel(TransformersModel):
     @torch.inference_mode()
     def read(self, input_ids: Tensor, mask: Tensor | None, extra_inputs: Mapping[str, Any]) -> list[ReadPrompt]:
         """Prefill prompts with the model's own forward pass, as `generate` does; padding is kept."""
+        if mask is not None and not bool(mask.all()):
+            refuse_padding(self.model)
         rereads = self._continuation is Continuation.REREAD
         cache = copied(self._empty) if self._crops and not rereads else None
         inputs = prompt_inputs(
