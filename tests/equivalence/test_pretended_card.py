@@ -28,11 +28,11 @@ BUDGETS: dict[str, tuple[int, int, int]] = {
     "none": (1, 10, 41),
     "ngram,min=1": (1, 10, 41),
     "suffix": (1, 10, 41),
-    "model:{small},k=3": (4, 40, 155),
-    "model:{small},tree=best-8,k=4": (5, 50, 194),
-    "head:{eagle3},k=3": (4, 53, 165),
-    "head:{eagle3},tree=best-8,k=4": (5, 70, 210),
-    "head:{eagle},k=3": (4, 53, 168),
+    "model:{small},k=3": (2, 11, 42),
+    "model:{small},tree=best-8,k=4": (2, 11, 43),
+    "head:{eagle3},k=3": (2, 13, 44),
+    "head:{eagle3},tree=best-8,k=4": (2, 13, 45),
+    "head:{eagle},k=3": (2, 13, 44),
     "head:{dflash}": (4, 133, 248),  # the blocks of these four and their attention are in no graph
     "head:{peagle}": (4, 99, 211),
     "head:{medusa}": (4, 71, 186),
@@ -41,7 +41,8 @@ BUDGETS: dict[str, tuple[int, int, int]] = {
 }
 """Waits, launches at temperature 0 and launches at 0.8, the most of a round at batch 1. These may only fall.
 
-A round waits once for each level that is drafted and once for the target. Launches outside graphs count.
+A round waits once for the draft and once for the target; heads of blocks and early exit wait for each level. Launches
+outside graphs count.
 """
 
 

@@ -54,6 +54,34 @@ def test_texts_are_those_of_dynamic_passes(family: str, models: Path) -> None:
     assert len(model.static.buckets) > 1, "the passes ran in fixed shapes"
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("shape", ["k=3", "tree=best-6,k=4", "tree=2-1-2"])
+def test_a_draft_model_grows_the_trees_of_a_pass_for_each_level(
+    shape: str, temperature: float, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = drafter_folder("llama", models)
+    params = SamplingParams(max_tokens=30, temperature=temperature, seed=5, ignore_eos=True)
+    grown = []
+    grow = HFModel.grow
+
+    def counted(model: HFModel, *args: Any) -> Any:
+        grown.append(trees := grow(model, *args))
+        return trees
+
+    def counts() -> list[Any]:
+        llm = LLM(folder, f"model:{folder},{shape}", plan="fixed", kernels="graphs", dtype="float32", threads=1)
+        done = llm.generate(PROMPTS, params)
+        llm.engine.check_integrity()
+        return [(d.token_ids, d.stats.rounds, d.stats.draft_tokens, d.stats.accepted_tokens) for d in done]
+
+    monkeypatch.setattr(HFModel, "grow", counted)
+    together = counts()
+    assert None not in grown
+    assert len(grown) > 5
+    monkeypatch.setattr(HFModel, "grow", lambda *_: None)
+    assert counts() == together
+
+
 def logits_of_rounds(model: HFModel, texts: Sequence[Sequence[int]]) -> Tensor:
     """A batch of different trees, some grown in two passes, some committed, then one token more of each."""
     slots = [filled(model, text) for text in texts]

@@ -76,9 +76,9 @@ def gumbel_of_few(keys: tuple[int, int], tokens: Sequence[int]) -> list[float]:
     return [-math.log(-math.log1p(-_uniform_of(first, second | 1, token))) for token in tokens]
 
 
-def gumbel(keys: Sequence[tuple[int, int]], token_ids: Tensor) -> Tensor:
+def gumbel(keys: Sequence[tuple[int, int]] | Tensor, token_ids: Tensor) -> Tensor:
     """Return standard Gumbel noise for rows of tokens, float32 of shape (rows, tokens), on the ids' device."""
-    key = to_device(keys, token_ids.device, dtype=torch.int32)
+    key = keys if isinstance(keys, Tensor) else to_device(keys, token_ids.device, dtype=torch.int32)
     # the part that depends only on the token is computed once, not per row
     token = token_ids.to(torch.int32) * -1640531527
     _fold(token, torch.empty_like(token), 15)

@@ -26,11 +26,10 @@ from typing import Any
 
 from draftree.core.errors import ModelLoadError
 from draftree.core.files import MALFORMED, read_json, write_json
+from draftree.sampling.tree_search import MOST_SURE
 
 CONFIDENCE = "confidence.json"
 FORMAT = 1
-MOST_SURE = 1e-6
-"""Shares closer to 0 or 1 count as this far away."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,9 +138,8 @@ class NativePasses(HeadPasses):
         is_ready = joined.dtype == torch.float32 and joined.is_contiguous()
         return joined if is_ready else joined.float().contiguous()
 
-    @property
-    def most_children(self) -> int:
-        return self._decoder.library.max_count
+    def grows(self, counts: Sequence[int], shape: TreeWidths, searches: Sequence[TreeSearch]) -> bool:
+        return max(shape.widths) <= self._decoder.library.max_count
 
     def trees(
         self,

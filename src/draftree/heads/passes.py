@@ -25,6 +25,7 @@ from draftree.models.base import Commit, Extend
 from draftree.models.kv.slots import KVMemory, KVSlot, LayerShape, Leftovers, SlotPool
 from draftree.models.memory import LOGIT_BYTES, Footprint
 from draftree.models.torch.attention import LayerCall, plan_pass
+from draftree.models.torch.growth import Growth, TreeGrowth, found_trees, pack_wanted
 from draftree.models.torch.static import Inputs, Outputs, Rows, Shapes, StaticAttention, StaticPasses
 from draftree.sampling.logits import Logits, SubsetLogits, TensorLogits, TokenSubset
 from draftree.sampling.tree_search import FoundTree, TreeSearch, TreeWidths
@@ -125,10 +126,9 @@ class HeadPasses(ABC):
             jobs: the rows, at least one.
         """
 
-    @property
-    def most_children(self) -> int:
-        """Maximum number of children of a node in `trees`; 0 if there is no `trees`."""
-        return 0
+    def grows(self, counts: Sequence[int], shape: TreeWidths, searches: Sequence[TreeSearch]) -> bool:
+        """Return whether `trees` grows such trees after so many new rows of each sequence."""
+        return False
 
     def trees(
         self,
@@ -217,6 +217,7 @@ class TorchPasses(HeadPasses):
     def __init__(self, head: FeatureHead, device: torch.device, shapes: Shapes | None = None) -> None:
         super().__init__(head, device, Leftovers.MASKED, num_scratch=0 if shapes is None else 1)
         self._scaling = head.config.head_dim**-0.5
+        self._growths: dict[Growth, TreeGrowth] = {}
         self.static = None
         if shapes is not None:
             self.static = StaticPasses(
@@ -235,14 +236,34 @@ class TorchPasses(HeadPasses):
         return footprint if self.static is None else replace(footprint, graphs=self.static.most_bytes)
 
     def _static_forward(
-        self, inputs: Inputs[Tensor], attention: StaticAttention, joined: Tensor | None, is_projected: bool
+        self,
+        inputs: Inputs[Tensor],
+        attention: StaticAttention,
+        joined: Tensor | None,
+        kind: tuple[bool, Growth | None],
     ) -> Outputs:
+        is_projected, growth = kind
         assert joined is not None, "a row has something before it"
         before = self.head.project(joined) if is_projected else joined
-        attend = CallRows(attention.attend_rows, self._scaling)
-        states = self.head.run(inputs.tokens, before, inputs.positions, attend)
-        # logits of all rows, requested ones first
-        return before, states, self.head.logits(states.index_select(0, inputs.requested))
+        if growth is None:
+            states = self._states(inputs, attention, before)
+            # logits of all rows, requested ones first
+            return before, states, self.head.logits(states.index_select(0, inputs.requested))
+
+        def read(rows: Inputs[Tensor], before: Tensor | None) -> tuple[Tensor, Tensor]:
+            assert before is not None, "a head has states"
+            states = self._states(rows, attention.over(rows), before).index_select(0, rows.requested)
+            return self.head.logits(states), self.head.recycle(states)
+
+        memory = self.pool.memory
+        memory.keys[STATES][inputs.slots, 0, inputs.places] = before
+        roots = replace(inputs, requested=inputs.requested[: growth.trees])
+        logits, recycled = read(roots, before)
+        trees = self._growths[growth]
+        return (trees.grow(inputs, logits, recycled, read=read, scratch=memory.length),)
+
+    def _states(self, inputs: Inputs[Tensor], attention: StaticAttention, before: Tensor) -> Tensor:
+        return self.head.run(inputs.tokens, before, inputs.positions, CallRows(attention.attend_rows, self._scaling))
 
     @torch.inference_mode()
     def project(self, features: Tensor) -> Tensor:
@@ -260,9 +281,8 @@ class TorchPasses(HeadPasses):
                 Rows(slot, job.tokens, slot_nodes, job.positions)
                 for slot, slot_nodes, job in zip(slots, nodes, jobs, strict=True)
             ]
-            result = self.static.run(
-                jobs[0].is_projected, rows, requested=requested_rows(jobs), floats=joined.to(self.device)
-            )
+            kind = (jobs[0].is_projected, None)
+            result = self.static.run(kind, rows, requested=requested_rows(jobs), floats=joined.to(self.device))
             if result is not None:
                 return self._copied(jobs, *result[0])
         before = self.project(joined) if jobs[0].is_projected else joined
@@ -279,6 +299,44 @@ class TorchPasses(HeadPasses):
             states = torch.cat([states[ends[i] - len(job.tokens) : ends[i]] for i, job in enumerate(jobs)])
         requested = requested_rows(jobs)
         return RowResult(before, states, requested, self._logits(self.head.logits(rows_of(states, requested))))
+
+    def grows(self, counts: Sequence[int], shape: TreeWidths, searches: Sequence[TreeSearch]) -> bool:
+        return self.static is not None and Growth.of(shape, searches).fits(self.static, counts)
+
+    @torch.inference_mode()
+    def trees(
+        self,
+        slots: Sequence[KVSlot],
+        nodes: Sequence[Sequence[int]],
+        jobs: Sequence[RowJob],
+        shape: TreeWidths,
+        searches: Sequence[TreeSearch],
+    ) -> list[FoundTree]:
+        """Run the passes of all levels as one static pass."""
+        assert self.static is not None, "trees that grow in one call are static"
+        growth = Growth.of(shape, searches)
+        if growth not in self._growths:
+            self._growths[growth] = TreeGrowth(
+                growth, device=self.device, per_tile=self.static.per_tile, subset=self.tokens
+            )
+        rows = [Rows(slot, job.tokens, own, job.positions) for slot, job, own in zip(slots, jobs, nodes, strict=True)]
+        wanted = pack_wanted(
+            growth,
+            searches,
+            slots=[slot.index for slot in slots],
+            starts=[slot.length + len(own) for slot, own in zip(slots, nodes, strict=True)],
+            positions=[job.positions[-1] + 1 for job in jobs],
+        )
+        result = self.static.run(
+            (jobs[0].is_projected, growth),
+            rows,
+            requested=requested_rows(jobs),
+            floats=joined_before(jobs).to(self.device),
+            extra=wanted,
+        )
+        assert result is not None, "the pass fits"
+        (found,), _ = result
+        return [tree._replace(read=()) for tree in found_trees(found[: len(jobs)])]
 
     def _copied(self, jobs: Sequence[RowJob], before: Tensor, states: Tensor, columns: Tensor) -> RowResult:
         """Return the outputs of a static pass, which the next one overwrites."""

@@ -25,6 +25,7 @@ from draftree.models.memory import NOTHING, Footprint
 from draftree.sampling.controls import Controls
 from draftree.sampling.history import History
 from draftree.sampling.logits import Logits
+from draftree.sampling.tree_search import FoundTree, TreeSearch, TreeWidths
 
 
 class Slot(ABC):
@@ -527,6 +528,21 @@ class LanguageModel(ABC):
         Raises:
             UnsupportedModelError: the model cannot capture these layers.
         """
+
+    def grow(self, jobs: Sequence[Extend], shape: TreeWidths, searches: Sequence[TreeSearch]) -> list[FoundTree] | None:
+        """Append chains to prefixes, and grow a tree of likely tokens after each, without the host between its levels.
+
+        Nodes that were read are tentative afterwards, numbered as in `FoundTree.read`; other numbers are unused.
+
+        Args:
+            jobs: chains of new tokens, with logits after the last one.
+            shape: shape of the trees.
+            searches: how the nodes of each tree are chosen.
+
+        Returns:
+            None, without an effect, if the trees have to grow level by level.
+        """
+        return None
 
     @abstractmethod
     def apply(self, edits: Sequence[Edit]) -> list[Slot]:

@@ -39,12 +39,20 @@ def choices(
         noise: for each row the keys of its noise and its temperature; None for the row as it is.
         token_ids: the token of each column, int32, shape (columns,); None if column i is token i.
     """
-    rows, columns = logits.shape
-    num_blocks = triton.cdiv(columns, BLOCK)
     plain = ((0, 0), 0.0)
     entries = [plain if entry is None else entry for entry in noise]
     keys = to_device([keys for keys, _ in entries], logits.device, dtype=torch.int32)
     temperatures = to_device([temperature for _, temperature in entries], logits.device, dtype=torch.float32)
+    return [Choice(int(token), *scores) for token, *scores in to_host(choose(logits, keys, temperatures, token_ids))]
+
+
+def choose(logits: Tensor, keys: Tensor, temperatures: Tensor, token_ids: Tensor | None) -> Tensor:
+    """Return the fields of the choices, float64 of shape (rows, 4); the host does not wait.
+
+    `keys`: int32, shape (rows, 2). `temperatures`: float32, shape (rows,); 0 for a row as it is.
+    """
+    rows, columns = logits.shape
+    num_blocks = triton.cdiv(columns, BLOCK)
     parts = logits.new_empty((rows, num_blocks, 3))
     columns_of_parts = logits.new_empty((rows, num_blocks), dtype=torch.int32)
     results = logits.new_empty((rows, 4), dtype=torch.float64)
@@ -56,7 +64,7 @@ def choices(
         _combine[(rows,)](
             parts, columns_of_parts, results, num_blocks, BLOCKS=triton.next_power_of_2(num_blocks), num_warps=4
         )
-    return [Choice(int(token), *scores) for token, *scores in to_host(results)]
+    return results
 
 
 @jit

@@ -1,4 +1,4 @@
-"""Trees of candidates: what native kernels need to grow all levels of a tree without their caller."""
+"""Trees of candidates: what a model needs to grow all levels of a tree without its caller."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from draftree.sampling.logits import RowNoise
+
+MOST_SURE = 1e-6  # shares are mapped as if they were at least this, and at most 1 minus this
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +56,20 @@ class FoundTree(NamedTuple):
     tokens: list[int]  # token ids
     parents: list[int]  # index of each node's parent, -1 for the root
     scores: list[float]  # score of each node
+    read: Sequence[int] = ()  # place of each among the nodes that are read, or -1; empty where nothing is kept of them
+
+    def parents_of_read(self) -> list[int]:
+        """Return the parents of the nodes that are read, by place; -1 for places without a node."""
+        parents = [-1] * (max(self.read, default=-1) + 1)
+        for place, parent in zip(self.read, self.parents, strict=False):
+            if place >= 0 <= parent:
+                parents[place] = self.read[parent]
+        return parents
+
+    def tokens_of_read(self) -> list[int]:
+        """Return the tokens of the nodes that are read, by place; -1 for places without a node."""
+        tokens = [-1] * (max(self.read, default=-1) + 1)
+        for place, token in zip(self.read, self.tokens, strict=False):
+            if place >= 0:
+                tokens[place] = token
+        return tokens

@@ -1,4 +1,4 @@
-"""Trees that a head grows in one call in C are those of a call for each level, bit for bit."""
+"""Trees that a head grows in one call, in C or as one static pass, are those of a call for each level."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from draftree.drafters.tree_builder.builder import TreeBuilder, parse_shape
 from draftree.drafters.tree_builder.head_stepper import HeadStepper
 from draftree.heads.calibration import Calibration
 from draftree.heads.native_passes import NativePasses
-from draftree.heads.passes import HeadPasses
+from draftree.heads.passes import HeadPasses, TorchPasses
+from draftree.models.torch.static import Shapes
 from draftree.sampling.params import SamplingParams
 from head_samples import head_config, random_head, random_parts
 from head_texts import HeadText
@@ -29,7 +30,7 @@ ROUNDS: tuple[tuple[int, ...], ...] = ((2, 0, 4), (0, 1, 1), (3, 4, 0), (1, 0, 2
 CALIBRATION = Calibration(((1.3, 0.5), (0.8, -0.4)), ((0.6, 1.0), (1.1, -1.0)))
 BUDGETS = [Budget(5, 5), Budget(3, 5), Budget(5, 1)]
 WIDE = [Budget(20, 5), Budget(9, 3), Budget(2, 5)]
-KINDS = ["float32", "bfloat16", "int8"]
+KINDS = ["float32", "bfloat16", "int8", "static"]
 SAMPLED = (SamplingParams(temperature=1.0), SamplingParams(temperature=0.6), SamplingParams())
 
 
@@ -40,7 +41,10 @@ class Drafts:
         head = random_head(head_config(variant, **SIZES), scale=0.4)
         head.to(torch.bfloat16 if kind == "bfloat16" else torch.float32)
         head.bind(random_parts(hidden=32))
-        self.passes = NativePasses(head, quantization="int8" if kind == "int8" else None)
+        if kind == "static":
+            self.passes: HeadPasses = TorchPasses(head, torch.device("cpu"), Shapes())
+        else:
+            self.passes = NativePasses(head, quantization="int8" if kind == "int8" else None)
         self.stepper = HeadStepper(self.passes)
         self.head, self.num_calls, self.in_one_call = head, 0, in_one_call
         shape = parse_shape(growth.pop("tree", "chain"), growth.pop("k", 5))
@@ -57,7 +61,7 @@ class Drafts:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(HeadPasses, "read_and_grow", counted)
             if not self.in_one_call:
-                patch.setattr(NativePasses, "most_children", 0)
+                patch.setattr(type(self.passes), "grows", lambda *_: False)
             return self.growth.grow([text.state for text in texts], budgets)
 
     def run(self, params: tuple[SamplingParams, ...], budgets: list[Budget]) -> list[TokenTree]:
@@ -92,8 +96,11 @@ def both(
     found = drafts.run(params, budgets)
     wanted = Drafts(in_one_call=False, **options).run(params, budgets)
     assert sum(map(len, wanted)) > 12, "something is drafted"
-    one, other = ([(tree.tokens, tree.parents, tree.scores, tree.draw) for tree in trees] for trees in (found, wanted))
+    one, other = ([(tree.tokens, tree.parents, tree.draw) for tree in trees] for trees in (found, wanted))
     assert one == other
+    is_native = isinstance(drafts.passes, NativePasses)
+    for tree, same in zip(found, wanted, strict=True):
+        assert tree.scores == (same.scores if is_native else pytest.approx(same.scores, abs=1e-4))
     return found, drafts.num_calls
 
 
@@ -120,20 +127,22 @@ def test_greedy_chains_without_shared_noise_or_calibration() -> None:
             assert both(own, **options)[1]
 
 
+@pytest.mark.parametrize("kind", ["float32", "static"])
 @pytest.mark.parametrize("least", [0.02, 0.3, 0.6, 0.99])
-def test_a_minimum_confidence_ends_chains_at_the_same_tokens(least: float) -> None:
+def test_a_minimum_confidence_ends_chains_at_the_same_tokens(least: float, kind: str) -> None:
     budgets = [Budget(5, 5, least), Budget(4, 4, least), Budget(5, 5)]
-    trees, calls = both(budgets=budgets)
+    trees, calls = both(budgets=budgets, kind=kind)
     assert calls
     lengths = {len(tree) for tree in trees[0::3]}
     assert least in (0.02, 0.99) or len(lengths) > 1, "some chains end early"
 
 
+@pytest.mark.parametrize("kind", ["float32", "static"])
 @pytest.mark.parametrize("least", [0.05, 0.3])
 @pytest.mark.parametrize("tree", ["chain", "best-7", "3-2-1"])
-def test_a_minimum_survival_of_measured_scores_ends_paths_at_the_same_nodes(tree: str, least: float) -> None:
+def test_a_minimum_survival_of_measured_scores_ends_paths_at_the_same_nodes(tree: str, least: float, kind: str) -> None:
     budgets = [Budget(20, 5, min_survival=least), Budget(20, 5, 0.2, min_survival=least), Budget(20, 5)]
-    assert both(budgets=budgets, tree=tree)[1]
+    assert both(budgets=budgets, tree=tree, kind=kind)[1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -144,11 +153,12 @@ def test_trees_are_those_of_a_call_for_each_level(tree: str, kind: str) -> None:
     assert tree in ("best-1", "4") or any(len(set(one.parents)) < len(one.parents) for one in trees)
 
 
-def test_trees_of_texts_without_noise_or_calibration() -> None:
+@pytest.mark.parametrize("kind", ["float32", "static"])
+def test_trees_of_texts_without_noise_or_calibration(kind: str) -> None:
     params = (SamplingParams(temperature=0.0), SamplingParams(temperature=0.7), SamplingParams(temperature=0.0))
     for options in ({"shares_noise": False}, {"calibration": None}, {"variant": "eagle3-full"}):
         for tree in ("best-9", "2-2-2-1"):
-            assert both(params, WIDE, tree=tree, **options)[1]
+            assert both(params, WIDE, tree=tree, kind=kind, **options)[1]
 
 
 def test_trees_do_not_depend_on_those_beside_them() -> None:
@@ -179,8 +189,9 @@ def test_what_c_does_not_cover_is_grown_level_by_level(options: dict[str, Any]) 
     assert not both(**options)[1]
 
 
-def test_no_token_follows_scores_that_are_not_numbers() -> None:
-    drafts = Drafts(in_one_call=True)
+@pytest.mark.parametrize("kind", ["float32", "static"])
+def test_no_token_follows_scores_that_are_not_numbers(kind: str) -> None:
+    drafts = Drafts(in_one_call=True, kind=kind)
     text = HeadText(drafts.stepper, drafts.head, list(PROMPTS[0])).read()
     for piece in text.state.unread:
         piece.hidden.fill_(math.nan)

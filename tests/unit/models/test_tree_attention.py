@@ -1,4 +1,4 @@
-"""The Triton kernels of tree attention equal a plain reference, with the same bits in every batch.
+"""The Triton kernels of tree attention equal a plain reference, with the same bits in every batch, and grow trees.
 
 Without a GPU the kernels run in Triton's interpreter, which `conftest.py` selects.
 """
@@ -16,9 +16,15 @@ import torch
 from torch import Tensor
 
 from draftree.core.tensors import runs_triton
-from draftree.core.tree import depths
+from draftree.core.tree import Draw, depths
+from draftree.core.types import Budget
+from draftree.drafters.tree_builder.builder import TreeBuilder, parse_shape
+from draftree.drafters.tree_builder.head_stepper import HeadStepper
+from draftree.heads.passes import TorchPasses
 from draftree.models.kv.slots import KVSlot
-from draftree.models.torch.static import Bucket, Inputs, Rows, inputs_of, pack_inputs
+from draftree.models.torch import growth, static
+from draftree.models.torch import tree_attention as tree_attention_module
+from draftree.models.torch.static import Bucket, Inputs, Rows, Shapes, inputs_of, pack_inputs
 from draftree.models.torch.tree_attention import (
     TileConfig,
     rows_per_tile,
@@ -26,6 +32,9 @@ from draftree.models.torch.tree_attention import (
     tile_config,
     tree_attention,
 )
+from draftree.sampling.params import SamplingParams
+from head_samples import head_config, random_head, random_parts
+from head_texts import HeadText
 
 pytest.importorskip("triton")
 HAS_GPU = os.environ["TRITON_INTERPRET"] != "1"
@@ -347,3 +356,31 @@ def test_a_graph_replays_other_trees_and_lengths() -> None:
             target.copy_(source)
         graph.replay()
         assert_close(output[:-2], sample.reference(jobs))
+
+
+@pytest.mark.skipif(HAS_GPU, reason="tests/gpu has trees on a card")
+@pytest.mark.parametrize("shape", ["chain", "best-5"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_trees_that_grow_by_kernels_are_those_of_torch(
+    shape: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = SamplingParams(temperature=temperature, seed=1)
+
+    def trees() -> list[Any]:
+        head = random_head(head_config("eagle3", hidden=32, target_hidden=32, head_dim=16), scale=0.4).float()
+        head.bind(random_parts(hidden=32))
+        stepper = HeadStepper(TorchPasses(head, torch.device("cpu"), Shapes()))
+        builder = TreeBuilder(stepper, shape=parse_shape(shape, 3), draw=Draw.FREE, shares_noise=True)
+        texts = [HeadText(stepper, head, list(tokens), params=params).read() for tokens in ([3, 1, 4], [2, 7], [9, 8])]
+        return [
+            (tree.tokens, tree.parents) for tree in builder.grow([text.state for text in texts], [Budget(5, 3)] * 3)
+        ]
+
+    wanted = trees()
+    for module in (static, growth):
+        monkeypatch.setattr(module, "runs_triton", lambda device: True)
+    launched = []
+    attend = tree_attention_module.tree_attention
+    monkeypatch.setattr(tree_attention_module, "tree_attention", lambda *a, **k: launched.append(1) or attend(*a, **k))
+    assert trees() == wanted
+    assert launched

@@ -208,25 +208,21 @@ class Stepper(ABC, Generic[StateT]):
             parents: for each their parents, counted as they were fed; or -1 for the text's last token.
         """
 
-    @property
-    def most_children(self) -> int:
-        """Maximum number of children of a node in `trees`; 0 if there is no `trees`.
-
-        A stepper with own estimates (`confidence`) has none.
-        """
-        return 0
-
-    def trees(self, states: Sequence[StateT], shape: TreeWidths, searches: Sequence[TreeSearch]) -> list[FoundTree]:
+    def trees(
+        self, states: Sequence[StateT], ahead: Sequence[int], shape: TreeWidths, searches: Sequence[TreeSearch]
+    ) -> list[FoundTree] | None:
         """Do as `catch_up`, and grow a tree after every text, with the choices of `catch_up` and `feed`.
 
         Args:
+            ahead: as in `catch_up`.
             shape: shape of the trees.
             searches: how the nodes of each tree are chosen.
 
         Returns:
-            The trees; a node whose share is NaN or minus infinity is left out.
+            The trees, of which a node whose share is NaN or minus infinity is left out; None if they have to grow level
+            by level.
         """
-        raise NotImplementedError("trees grow level by level")
+        return None
 
     def confidence(self) -> Sequence[float] | None:
         """Return own estimates for the rows of the last logits: the probability that the first child is the pick.
@@ -350,11 +346,15 @@ class TreeBuilder:
             for state, budget in zip(states, budgets, strict=True)
         ]
         active = [g for g in growing if g.budget.num_nodes and g.budget.depth and self.stepper.is_ready(g.state)]
+        trees = None
         if active and self._is_one_call(active):
             widths = TreeWidths(self._shape.widths, self._shape.num_best is not None)
-            trees = self.stepper.trees([g.state for g in active], widths, [self._search_of(g) for g in active])
+            ahead = [g.budget.depth for g in active]
+            trees = self.stepper.trees([g.state for g in active], ahead, widths, [self._search_of(g) for g in active])
+        if trees is not None:
             for g, tree in zip(active, trees, strict=True):
-                g.tokens, g.parents, g.scores = tree
+                g.tokens, g.parents, g.scores = tree.tokens, tree.parents, tree.scores
+                g.state.fed = {node: place for node, place in enumerate(tree.read) if place >= 0}
         else:
             with torch.inference_mode():
                 for level, width in enumerate(self._shape.widths):
@@ -371,7 +371,6 @@ class TreeBuilder:
         """Return whether the stepper grows all levels itself: children are chosen by temperature and noise only."""
         return (
             self._draw is Draw.FREE
-            and max(self._shape.widths) <= self.stepper.most_children
             and self._shape.num_extended is None
             and self._corrector is None
             and (self._calibration is not None or not self._asks_confidence(active))

@@ -276,14 +276,17 @@ class HeadStepper(FeatureStepper[HeadedSequence]):
             state.before = before[index : index + 1]
         return result.logits
 
-    @property
-    def most_children(self) -> int:
-        return self._passes.most_children
-
     def trees(
-        self, states: Sequence[HeadedSequence], shape: TreeWidths, searches: Sequence[TreeSearch]
-    ) -> list[FoundTree]:
+        self,
+        states: Sequence[HeadedSequence],
+        ahead: Sequence[int],
+        shape: TreeWidths,
+        searches: Sequence[TreeSearch],
+    ) -> list[FoundTree] | None:
         """Read the unread rows of every sequence, and grow trees in the same call; no tentative rows are left."""
+        counts = [max(1, sum(piece.end - piece.first for piece in state.unread)) for state in states]
+        if not self._passes.grows(counts, shape, searches):
+            return None
         return self._passes.read_and_grow(self._last_jobs(states), shape, searches)
 
     def _last_jobs(self, states: Sequence[HeadedSequence]) -> list[RowJob]:

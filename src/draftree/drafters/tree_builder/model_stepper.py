@@ -33,6 +33,7 @@ from draftree.models.base import Commit, Extend, LanguageModel, Pass, Slot
 from draftree.models.source import EncoderDecoder, TokenSource
 from draftree.sampling.controls import Controls
 from draftree.sampling.logits import Logits
+from draftree.sampling.tree_search import FoundTree, TreeSearch, TreeWidths
 
 
 class Reading(ABC):
@@ -66,6 +67,11 @@ class Reader(ABC):
     def answer(self, logits: Logits) -> Logits:
         """Convert the model's logits to the vocabulary of trees; the argument is consumed."""
 
+    @property
+    def is_same(self) -> bool:
+        """Whether tokens and logits of trees are the model's own."""
+        return False
+
 
 @final
 class SameReader(Reader):
@@ -85,6 +91,10 @@ class SameReader(Reader):
 
     def open(self, view: SequenceView) -> Reading:
         return _History(view, self._known, view.source if self._reads_source else ())
+
+    @property
+    def is_same(self) -> bool:
+        return self._known == self._wanted
 
     def answer(self, logits: Logits) -> Logits:
         missing = self._wanted - logits.width
@@ -308,6 +318,27 @@ class ModelStepper(Stepper[SteppedSequence]):
             state.covered = len(state.reading)
         return logits
 
+    def trees(
+        self,
+        states: Sequence[SteppedSequence],
+        ahead: Sequence[int],
+        shape: TreeWidths,
+        searches: Sequence[TreeSearch],
+    ) -> list[FoundTree] | None:
+        """Read the unread tokens of every sequence, and grow trees in the same pass; nodes that are read stay."""
+        if not self._reader.is_same:
+            return None
+        pending = [self._pending(state, count) for state, count in zip(states, ahead, strict=True)]
+        jobs = [self._job(state, row, wants_logits=True) for state, row in zip(states, pending, strict=True)]
+        trees = self.model.grow(jobs, shape, searches)
+        if trees is None:
+            return None
+        self._idle_rounds = 0
+        for state, tree in zip(states, trees, strict=True):
+            state.covered = len(state.reading)
+            state.fed_tokens = tree.tokens_of_read()
+        return trees
+
     def _pending(self, state: SteppedSequence, ahead: int) -> list[int]:
         self._advance(state)
         reading = state.reading
@@ -319,7 +350,7 @@ class ModelStepper(Stepper[SteppedSequence]):
             return reading.tokens(state.covered)
         self.model.close(state.slot)
         state.slot = open_slot(self.model, state.view)
-        state.start = max(0, len(reading) - self._window)
+        state.start, state.covered = max(0, len(reading) - self._window), 0
         # the first token stays in the window: models attend to it, and many were never trained without it
         return reading.tokens(0, 1) + reading.tokens(-self._window)
 
@@ -345,14 +376,16 @@ class ModelStepper(Stepper[SteppedSequence]):
         return (after + length, length) if after + length > state.start else (0, 0)
 
     def _read(self, states: Sequence[SteppedSequence], tokens: Sequence[list[int]], *, wants_logits: bool) -> Logits:
-        jobs = []
-        for state, row in zip(states, tokens, strict=True):
-            count = len(row)
-            rows = [count - 1] if wants_logits else ()
-            jobs.append(Extend(state.slot, row, range(-1, count - 1), logits_at=rows, settled=count))
+        jobs = [self._job(state, row, wants_logits=wants_logits) for state, row in zip(states, tokens, strict=True)]
         logits = self._reader.answer(self.model.run(Pass(jobs)).logits)
         self.model.apply([Commit(state.slot, range(len(row))) for state, row in zip(states, tokens, strict=True)])
         return logits
+
+    @staticmethod
+    def _job(state: SteppedSequence, tokens: Sequence[int], *, wants_logits: bool) -> Extend:
+        count = len(tokens)
+        rows = [count - 1] if wants_logits else ()
+        return Extend(state.slot, tokens, range(-1, count - 1), logits_at=rows, settled=count)
 
     def keep(self, states: Sequence[SteppedSequence], paths: IntRows) -> None:
         self._idle_rounds += 1

@@ -384,7 +384,7 @@ class SlotPool:
     def adopt(self, layers: Mapping[int, tuple[Tensor, Tensor]], length: int) -> KVSlot:
         """Open a slot with keys and values by layer, shape (kv_heads, length, dim), computed elsewhere."""
         slot = self.open()
-        self._lengthen(length)
+        self.lengthen(length)
         self.memory.write(slot.index, layers, length)
         slot.length = length
         return slot
@@ -396,10 +396,11 @@ class SlotPool:
             first = slot.num_tentative
             slot.append(job.parents)
             nodes.append(range(first, slot.num_tentative))
-        self._lengthen(max(slot.length + slot.num_tentative for slot in slots))
+        self.lengthen(max(slot.length + slot.num_tentative for slot in slots))
         return nodes
 
-    def _lengthen(self, length: int) -> None:
+    def lengthen(self, length: int) -> None:
+        """Make slots of at least so many tokens."""
         if length > self.memory.length:
             self.reserve(self.memory.num_slots, max(length, 2 * self.memory.length))
 

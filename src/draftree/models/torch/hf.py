@@ -17,12 +17,13 @@ from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
 from draftree.core.tensors import runs_triton, to_device
-from draftree.models.base import Extend, LayerSubset, Slot
+from draftree.models.base import Commit, Extend, LayerSubset, Slot
 from draftree.models.kv.slots import KVSlot, LayerRange, Leftovers, RangeOutput, SlotPool, kv_slot
 from draftree.models.kv.slotted import RowOrder, SlottedModel, requested_rows
 from draftree.models.kv.states import RecurrentStates, StateKey
 from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
 from draftree.models.torch.attention import ProbePass, SlotPass, announced, plan_pass, recorded, use_in_decoder
+from draftree.models.torch.growth import Growth, TreeGrowth, found_trees, pack_wanted
 from draftree.models.torch.inspection import (
     KNOWN_LAYER_TYPES,
     ReadPrompt,
@@ -39,6 +40,7 @@ from draftree.models.torch.packing import weight_bytes
 from draftree.models.torch.recurrent import MIN_CHAIN, Mixers, find_mixers, keeps_states
 from draftree.models.torch.static import Inputs, Outputs, Rows, Shapes, StaticAttention, StaticPasses
 from draftree.sampling.logits import TensorLogits
+from draftree.sampling.tree_search import FoundTree, TreeSearch, TreeWidths
 
 
 class HFModel(TransformersModel, SlottedModel):
@@ -94,6 +96,7 @@ class HFModel(TransformersModel, SlottedModel):
             states=self._states,
         )
         super().__init__(type(model).__name__, num_layers=num_layers, pool=pool)
+        self._growths: dict[Growth, TreeGrowth] = {}
         self.static = None if shapes is None else self._static_passes(shapes, group=max(probe.groups))
         if shapes is not None and runs_triton(self.device):
             self._layers.compile(lambda: self._run_probe(ProbePass()))
@@ -112,14 +115,30 @@ class HFModel(TransformersModel, SlottedModel):
         )
 
     def _static_forward(
-        self, inputs: Inputs[Tensor], attention: StaticAttention, floats: Tensor | None, capture: tuple[int, ...]
+        self,
+        inputs: Inputs[Tensor],
+        attention: StaticAttention,
+        floats: Tensor | None,
+        kind: tuple[int, ...] | Growth,
     ) -> Outputs:
-        """Return logits and captured hidden states of all rows."""
-        layers = LayerRange(0, self.num_layers, capture=capture)
+        """Return logits and captured hidden states of all rows, or trees."""
+        if isinstance(kind, Growth):
+            return self._static_trees(inputs, attention, kind)
+        layers = LayerRange(0, self.num_layers, capture=kind)
         with announced(attention), self._layers.running(layers) as caught:
             logits = self._forward(inputs.tokens.unsqueeze(0), inputs.positions.unsqueeze(0), None)
-        captured = caught.stacked(capture)
+        captured = caught.stacked(kind)
         return (logits,) if captured is None else (logits, captured)
+
+    def _static_trees(self, inputs: Inputs[Tensor], attention: StaticAttention, growth: Growth) -> Outputs:
+        def read(rows: Inputs[Tensor], _: Tensor | None) -> tuple[Tensor, None]:
+            with announced(attention.over(rows)), self._layers.numbered():
+                tokens, positions = rows.tokens.unsqueeze(0), rows.positions.unsqueeze(0)
+                return wide(self._forward(tokens, positions, rows.requested)), None
+
+        logits, _ = read(replace(inputs, requested=inputs.requested[: growth.trees]), None)
+        scratch = self._pool.memory.length
+        return (self._growths[growth].grow(inputs, logits, None, read=read, scratch=scratch),)
 
     @property
     def num_warm_ups(self) -> int:
@@ -284,6 +303,36 @@ class HFModel(TransformersModel, SlottedModel):
         # the next pass overwrites the outputs
         captured = outputs[1].clone() if layer_range.capture else None
         return layer_range.output(TensorLogits(wide(logits)), captured)
+
+    @torch.inference_mode()
+    def grow(self, jobs: Sequence[Extend], shape: TreeWidths, searches: Sequence[TreeSearch]) -> list[FoundTree] | None:
+        growth = Growth.of(shape, searches)
+        counts = [len(job.tokens) for job in jobs]
+        if self.static is None or not growth.fits(self.static, counts):
+            return None
+        if growth not in self._growths:
+            self._growths[growth] = TreeGrowth(growth, device=self.device, per_tile=self.static.per_tile)
+        slots = [kv_slot(job.slot) for job in jobs]
+        ends = [slot.length + count for slot, count in zip(slots, counts, strict=True)]
+        self._pool.lengthen(max(ends) + growth.num_read)
+        nodes = self._pool.append(slots, jobs)
+        wanted = pack_wanted(
+            growth,
+            searches,
+            slots=[slot.index for slot in slots],
+            starts=ends,
+            positions=[slot.offset + end for slot, end in zip(slots, ends, strict=True)],
+        )
+        rows = [Rows(slot, job.tokens, own) for slot, job, own in zip(slots, jobs, nodes, strict=True)]
+        result = self.static.run(growth, rows, requested=requested_rows(jobs), extra=wanted)
+        assert result is not None, "the pass fits"
+        trees = found_trees(result[0][0][: len(jobs)])
+        self._pool.commit([Commit(slot, own) for slot, own in zip(slots, nodes, strict=True)])
+        for slot, tree in zip(slots, trees, strict=True):
+            slot.append(tree.parents_of_read())
+        num_read = sum(place >= 0 for tree in trees for place in tree.read)
+        self.num_sublayer_runs += 2 * self.num_layers * (sum(counts) + num_read)
+        return trees
 
     def _require_layers(self, part: LayerSubset) -> None:
         if int(getattr(self.config, "num_kv_shared_layers", None) or 0):

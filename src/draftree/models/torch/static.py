@@ -48,6 +48,7 @@ class Bucket:
     rows: int
     words: int  # number of integers of a row's visibility bits
     kind: Hashable  # argument of the forward function
+    extra: int = 0  # number of further integers
 
 
 def rounded(count: int) -> int:
@@ -76,10 +77,11 @@ class Inputs(Generic[Array]):
     seen: Array  # bits of the tentative nodes that each row sees, shape (rows, words)
     tiles: Array  # first row of neighbouring rows of one slot that attend together; as many as rows, then zeros
     tile_rows: Array  # number of rows of each tile
+    extra: Array  # further integers of the forward function
 
 
 def _shapes(bucket: Bucket) -> list[tuple[int, ...]]:
-    return [*[(bucket.rows,)] * 7, (bucket.rows, bucket.words), *[(bucket.rows,)] * 2]
+    return [*[(bucket.rows,)] * 7, (bucket.rows, bucket.words), *[(bucket.rows,)] * 2, (bucket.extra,)]
 
 
 def inputs_size(bucket: Bucket) -> int:
@@ -151,6 +153,10 @@ class StaticAttention:
         self._inputs = inputs
         self._has_kernel = has_kernel
         self._masks: dict[tuple[int | None, torch.dtype], Tensor] = {}
+
+    def over(self, inputs: Inputs[Tensor]) -> StaticAttention:
+        """Return the attention of other rows."""
+        return StaticAttention(self._memory, inputs, has_kernel=self._has_kernel)
 
     def note_mask(self, window: int | None) -> None:
         """Do nothing: each call has its window."""
@@ -363,11 +369,11 @@ class StaticPasses:
         self._row_bytes = row_bytes
         self._window = window
         self._has_kernel = runs_triton(device)
-        self._per_tile = 1
+        self.per_tile = 1  # maximum number of rows of a tile of attention
         if self._has_kernel:
             from draftree.models.torch.tree_attention import rows_per_tile, tile_config
 
-            self._per_tile = rows_per_tile(group, tile_config(memory.dtype, memory.largest_dim))
+            self.per_tile = rows_per_tile(group, tile_config(memory.dtype, memory.largest_dim))
         self._prepared: dict[Bucket, Prepared] = {}
         self._outputs: dict[tuple[int, torch.Size, torch.dtype], Tensor] = {}
         self._version = memory.version
@@ -390,37 +396,48 @@ class StaticPasses:
         """Known shapes, in the order of their first use."""
         return tuple(self._prepared)
 
-    def _bucket(self, kind: Hashable, jobs: Sequence[Rows]) -> Bucket | None:
-        """Return the shape of a pass; None if it must be dynamic."""
-        count = sum(len(job.nodes) for job in jobs)
-        tentative = max(job.slot.num_tentative for job in jobs)
-        rows = rounded(max(count, self._min_rows))
+    def fits(self, rows: int, *, tentative: int, deepest: int) -> bool:
+        """Return whether a pass can be static, with at most so many tentative nodes and levels of a slot."""
         most_cells = MAX_CELLS if self._has_kernel else MAX_COPIED
-        if count > self.shapes.max_rows or tentative > self.shapes.max_nodes or rows * self._memory.length > most_cells:
-            return None
-        deepest = max(max(job.slot.depths, default=0) for job in jobs)
-        if self._window is not None and deepest > self._window:  # the kernel hides nothing within a tree
-            return None
-        return Bucket(rows, rounded(-(-tentative // WORD_BITS)), kind)
+        return (
+            rows <= self.shapes.max_rows
+            and tentative <= self.shapes.max_nodes
+            and rounded(max(rows, self._min_rows)) * self._memory.length <= most_cells
+            # the kernel hides nothing within a tree
+            and (self._window is None or deepest <= self._window)
+        )
 
     def run(
-        self, kind: Hashable, jobs: Sequence[Rows], *, requested: Sequence[int], floats: Tensor | None = None
+        self,
+        kind: Hashable,
+        jobs: Sequence[Rows],
+        *,
+        requested: Sequence[int],
+        floats: Tensor | None = None,
+        extra: np.ndarray | None = None,
     ) -> tuple[Outputs, Tensor] | None:
         """Run one pass; None if it must be dynamic.
 
         Returns outputs, each of shape (rows, …) and valid until the next pass, and the requested rows on the device.
+
+        `extra`: further integers, of one number for each kind, of passes that are known to fit.
         """
-        bucket = self._bucket(kind, jobs)
-        if bucket is None:
+        count = sum(len(job.nodes) for job in jobs)
+        tentative = max(job.slot.num_tentative for job in jobs)
+        deepest = max(max(job.slot.depths, default=0) for job in jobs)
+        if extra is None and not self.fits(count, tentative=tentative, deepest=deepest):
             return None
+        rows, words = rounded(max(count, self._min_rows)), rounded(-(-tentative // WORD_BITS))
+        bucket = Bucket(rows, words, kind, 0 if extra is None else len(extra))
         if self._version != self._memory.version:
             self.drop()  # graphs contain addresses of freed memory
             self._version = self._memory.version
-        count = sum(len(job.nodes) for job in jobs)
         prepared = self._prepared.get(bucket)
         if prepared is None:
             prepared = self._prepared[bucket] = self._prepare(bucket, floats)
-        packed = pack_inputs(bucket, jobs, requested=requested, scratch=self._memory.length, per_tile=self._per_tile)
+        packed = pack_inputs(bucket, jobs, requested=requested, scratch=self._memory.length, per_tile=self.per_tile)
+        if extra is not None:
+            inputs_of(packed, bucket).extra[:] = extra
         fill(prepared.integers, packed)
         if floats is not None:
             assert prepared.floats is not None, "every pass of a kind has computed inputs"
