@@ -27,7 +27,7 @@ INLINE void unpack_kind(SuperGroup super, int64_t groups, int i, int kind, Unpac
             out->scale[i][group][half].whole = scale_of_half(super, kind, group, half);
         if (has_minimum(kind)) out->minimum[i][group].whole = minimum_of(super, kind, group);
         for (int line = 0; line < bits_of(kind); line++)
-            __builtin_prefetch(codes + bytes_of_super(GROUPS_OF_SUPER, kind) + line * 64);
+            prefetch_once(codes + bytes_of_super(GROUPS_OF_SUPER, kind) + line * 64);
         UNROLLED for (int quad = 0; quad < QUADS_OF_GROUP; quad++)
             for (int part = 0; part < PARTS; part++)
                 *(part_i *)(out->codes[i][group][quad] + part * WIDTH) =

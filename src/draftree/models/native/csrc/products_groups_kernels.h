@@ -143,7 +143,7 @@ INLINE void add_packed(const PackedPiece *given, int num_rows, int kind) {
                     /* quads that share their bytes follow each other */
                     const int quad = halves == 2 ? half * 4 + step : step / 2 + step % 2 * 4;
                     if (piece.is_first && half * 4 + step < lines)
-                        __builtin_prefetch(line + (half * 4 + step) * 64);
+                        prefetch_once(line + (half * 4 + step) * 64);
                     part_i codes[PARTS];
                     EACH_PART(i) codes[i] = codes_of(at.codes + group * code_bytes(kind), kind, quad, i);
                     EACH_ROW(r) {
@@ -162,7 +162,7 @@ INLINE void add_packed(const PackedPiece *given, int num_rows, int kind) {
                                                                 rows + r * stride, scale.part[i]);
             }
             if (piece.is_first && lines > QUADS_OF_GROUP)
-                __builtin_prefetch(line + QUADS_OF_GROUP * 64);
+                prefetch_once(line + QUADS_OF_GROUP * 64);
             line += lines * 64;
             if (!has_minimum(kind)) continue;
             const Parted minimum = {minimum_of(at, kind, group)};

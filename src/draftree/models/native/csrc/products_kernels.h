@@ -36,7 +36,7 @@ typedef struct {
 #define PREFETCH(stride, step) \
     atomic_signal_fence(memory_order_seq_cst); \
     if (when >> (step) & 1) { \
-        for (int i = 0; i < count; i++) __builtin_prefetch(next + i * (stride)); \
+        for (int i = 0; i < count; i++) prefetch_once(next + i * (stride)); \
         next += 64; \
     } \
     atomic_signal_fence(memory_order_seq_cst)

@@ -185,4 +185,7 @@ enum { MOST_ROWS = 12 /* of a kernel */ };
 #else
 #define ROLLED
 #endif
+/* Weights are read once in a pass and go past the outer caches, which then still hold the caller's
+ * code and data for the time between two passes. */
+INLINE void prefetch_once(const void *address) { __builtin_prefetch(address, 0, 0); }
 #define EACH_PART(i) UNROLLED for (int i = 0; i < count * PARTS; i++)
