@@ -235,6 +235,12 @@ def test_torch_needs_accelerate(folder: Path, monkeypatch: pytest.MonkeyPatch) -
         load_model(folder, dtype="float32", kernels="torch", offload="8GB")
 
 
+def test_torch_needs_memory_for_the_embedding(folder: Path) -> None:
+    pytest.importorskip("accelerate")
+    with pytest.raises(ConfigurationError, match=r"offload is '10KB', .* too little for the embedding"):
+        load_model(folder, dtype="float32", kernels="torch", offload="10KB")
+
+
 def test_torch_passes_with_modules_placed_by_accelerate_write_the_same_texts(folder: Path) -> None:
     pytest.importorskip("accelerate")
     plain = LLM(folder, "none", dtype="float32", kernels="torch")

@@ -193,8 +193,14 @@ class _LocalLoad:
         options = self._options
         placement = None if options.offload is None else torch_placement(self._device, options.offload)
         is_on_gpu = self._device.type == "cuda" and options.offload is None  # offloaded weights move
+        model = self._read(placement)
+        if model.device.type == "meta":  # tokens go where the embedding is
+            raise ConfigurationError(
+                f"offload is {options.offload!r}, which in PyTorch is too little for the embedding beside the largest "
+                f"layer of '{self._name}': give more"
+            )
         loaded = wrap_model(
-            self._read(placement),
+            model,
             folder=self._folder,
             name=str(self._name),
             packed=options.offload is None,
