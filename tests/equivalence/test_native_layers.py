@@ -214,7 +214,6 @@ def test_norms_of_single_heads_with_mean_and_bias() -> None:
     [
         ("opt", AFTER, "norms after its sublayers is not divided"),
         ("minicpm3", {}, "latent attention"),
-        ("olmo2", {}, "all heads together"),
     ],
 )
 def test_models_of_these_layers_are_not_divided(family: str, others: dict[str, Any], reason: str) -> None:

@@ -35,9 +35,10 @@ NATIVE: dict[str, dict[str, Any]] = {
     "qwen3": {"dtype": "bfloat16", "quantization": "int4"},
     "gpt2": {"dtype": "float32"},
     "cohere": {"dtype": "bfloat16", "quantization": "int8"},
+    "olmo2": {"dtype": "bfloat16"},
 }
 """Tied embeddings with biases; norms after the sublayers; fused projections and an embedding of its own; groups;
-transposed weights; pairs that rotate together, in parallel layers."""
+transposed weights; pairs that rotate together, in parallel layers; norms over all heads."""
 
 HYBRID: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {"dtype": "bfloat16"},

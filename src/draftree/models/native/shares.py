@@ -323,8 +323,6 @@ def divide(blueprint: Blueprint, rank: int, size: int, memory: TeamMemory) -> Sh
         raise NativeUnavailableError("a model with norms after its experts is not divided")
     if any(layer.latents for layer in blueprint.layers):
         raise NativeUnavailableError("a model with latent attention or gates of low rank is not divided")
-    if blueprint.has_joint_norms:
-        raise NativeUnavailableError("a model that normalizes queries and keys of all heads together is not divided")
     return Share(blueprint, rank, size, memory)
 
 

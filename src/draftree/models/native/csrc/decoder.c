@@ -75,9 +75,39 @@ static void norm_and_capture(const Work *work, const float *stream, const float 
     }
 }
 
+/* Norms over all heads of a team: each process copies its heads for the others, and norms them by
+ * what all have copied. */
+static void norm_heads(const Work *work, const Layer *layer, int phase) {
+    const Decoder *decoder = work->decoder;
+    const int64_t dim = decoder->head_dim, group = decoder->heads / decoder->kv_heads,
+                  queries = decoder->heads * dim, keys = queries / group,
+                  all_queries = decoder->all_heads * dim, all_keys = all_queries / group,
+                  first_query = decoder->first_head * dim, first_key = first_query / group;
+    EACH(row, work->rows, phase + SHARE_HEADS) {
+        const float *query = inputs_of_row(work, layer, row);
+        float *to = work->mixed + row * (all_queries + all_keys);
+        memcpy(to + first_query, query, (size_t)queries * sizeof(float));
+        memcpy(to + all_queries + first_key, query + queries, (size_t)keys * sizeof(float));
+    }
+    meet(work, phase + SHARE_HEADS);
+    EACH(row, work->rows, phase + NORM_HEADS) {
+        float *query = inputs_of_row(work, layer, row), *key = query + queries;
+        const float *of_all = work->mixed + row * (all_queries + all_keys),
+                    *keys_of_all = of_all + all_queries;
+        const RowNorm of_query = norm_of(decoder, of_all, all_queries, layer->query_norm),
+                      of_key = norm_of(decoder, keys_of_all, all_keys, layer->key_norm);
+        for (int64_t i = 0; i < queries; i += LANES)
+            store(query + i, normed(&of_query, of_all, first_query + i));
+        for (int64_t i = 0; i < keys; i += LANES)
+            store(key + i, normed(&of_key, keys_of_all, first_key + i));
+    }
+    meet(work, phase + NORM_HEADS);
+}
+
 static void run_attention(const Work *work, const Layer *layer, float *scratch, int phase) {
     const Decoder *decoder = work->decoder;
     const Pass *pass = work->pass;
+    if (decoder->has_joint_norms && pass->team != NULL) norm_heads(work, layer, phase);
     EACH(row, work->rows, phase + PLACE) store_row(work, layer, row);
     EACH(item, pass->num_chunks * decoder->kv_heads, phase + ATTEND) {
         /* the last rows attend to most keys: they go first */

@@ -52,7 +52,10 @@ static int64_t prepared_numbers(const Decoder *decoder, const Pass *pass) {
 }
 
 INLINE int64_t mixed_width(const Decoder *decoder) { /* of a row, in numbers */
-    return max_int(widest_result(decoder), decoder->mlp + 64);
+    const int64_t queries = decoder->all_heads * decoder->head_dim,
+                  keys = queries / decoder->heads * decoder->kv_heads;
+    return max_int(max_int(widest_result(decoder), decoder->has_joint_norms * (queries + keys)),
+                   decoder->mlp + 64);
 }
 
 /* room for the rows of a pass and the places of its experts, in rows */

@@ -280,6 +280,7 @@ static void store_row(const Work *work, const Layer *layer, int64_t row) {
     const float *query_norm = layer->query_norm, *key_norm = layer->key_norm;
     if (decoder->shared_dim) expand_row(work, layer, row);
     if (decoder->has_joint_norms) {
+        if (work->pass->team != NULL) query_norm = key_norm = NULL; /* see norm_heads */
         if (query_norm != NULL) norm_row(work, query, decoder->heads * dim, query_norm, query);
         if (key_norm != NULL) norm_row(work, key, decoder->kv_heads * dim, key_norm, key);
         query_norm = key_norm = NULL;

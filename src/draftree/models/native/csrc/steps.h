@@ -8,7 +8,9 @@ enum {
     ATTENTION_NORM,
     QKV,
     LATENTS, /* two for each */
-    PLACE = LATENTS + 2 * MAX_LATENTS,
+    SHARE_HEADS = LATENTS + 2 * MAX_LATENTS,
+    NORM_HEADS,
+    PLACE,
     ATTEND,
     GATE,
     CONVOLVE,
