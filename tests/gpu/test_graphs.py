@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from draftree import LLM, SamplingParams
 from draftree.build import measure_costs
+from draftree.heads.passes import TorchPasses
 from draftree.loading.transformers_model import wrap_model
 from draftree.models.base import Commit, Extend, Pass
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.static import Shapes
-from families import fresh, prompts
+from families import drafter_folder, fresh, prompts
 from slot_samples import filled
+from target_heads import TARGET, head_folder
 
 pytestmark = [
     pytest.mark.gpu,
@@ -62,6 +66,66 @@ def test_texts_are_those_of_dynamic_passes(draft: str | None, temperature: float
         for shapes in (Shapes(), None)
     ]
     assert texts[0] == texts[1]
+
+
+PARAMS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "sampled": {"temperature": 0.8, "seed": 1},
+    "nucleus": {"temperature": 0.8, "seed": 1, "top_p": 0.9, "top_k": 20},
+}
+
+
+@contextmanager
+def counted_waits() -> Iterator[Callable[[], int]]:
+    """Return a function that returns how often the host has waited since its last call."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+
+        def taken() -> int:
+            count = sum("synchroniz" in str(warning.message) for warning in caught)
+            caught.clear()
+            return count
+
+        try:
+            yield taken
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
+@pytest.mark.parametrize("shape", ["k=3", "tree=best-8,k=4", "tree=2-1-2"])
+@pytest.mark.parametrize("kind", ["model", "eagle3", "eagle"])
+def test_drafts_in_one_graph_are_those_of_a_graph_for_each_level(
+    kind: str, shape: str, params: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = wrap_model(fresh("llama", **TARGET).cuda(), shapes=Shapes())
+    sampling = SamplingParams(max_tokens=40, ignore_eos=True, **params)
+    plain = [done.token_ids for done in LLM(target, "none").generate(PROMPTS, sampling)]
+    if kind == "model":
+        draft = f"model:{drafter_folder('llama', tmp_path, **TARGET | {'num_hidden_layers': 1})},{shape}"
+    else:
+        draft = f"head:{head_folder(tmp_path, kind)},{shape}"
+
+    def drafted() -> tuple[list[tuple[int, int]], list[int]]:
+        with counted_waits() as taken:
+            waits: list[int] = []
+            llm = LLM(target, draft, plan="fixed", on_round=lambda record: waits.append(taken()))
+            done = llm.generate(PROMPTS, sampling)
+            waits.clear()
+            llm.generate(PROMPTS[:1], sampling)
+        llm.engine.check_integrity()
+        assert [text.token_ids for text in done] == plain
+        return [(text.stats.rounds, text.stats.accepted_tokens) for text in done], waits
+
+    together, waits = drafted()
+    assert sorted(waits)[len(waits) // 2] <= 2, "one for the draft, one for the target; more only at ties"
+    assert isinstance(target.model, HFModel)
+    assert target.model.static is not None
+    assert target.model.static.why_eager is None
+    monkeypatch.setattr(HFModel, "grow", lambda *_: None)
+    monkeypatch.setattr(TorchPasses, "grows", lambda *_: False)
+    assert drafted()[0] == together
 
 
 @contextmanager
