@@ -28,7 +28,7 @@ from draftree.models.native.logits import NativeLogits, NativeSubset, NativeSubs
 from draftree.models.native.model import NativeModel
 from draftree.models.torch.hf import HFModel
 from draftree.sampling.logits import Logits
-from draftree.sampling.tree_search import FoundTree, TreeSearch, TreeWidths
+from draftree.sampling.tree_search import UNFILTERED, FoundTree, TreeSearch, TreeWidths
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +139,8 @@ class NativePasses(HeadPasses):
         return joined if is_ready else joined.float().contiguous()
 
     def grows(self, counts: Sequence[int], shape: TreeWidths, searches: Sequence[TreeSearch]) -> bool:
-        return max(shape.widths) <= self._decoder.library.max_count
+        is_plain = all(search.kept == UNFILTERED for search in searches)
+        return is_plain and max(shape.widths) <= self._decoder.library.max_count
 
     def trees(
         self,

@@ -152,10 +152,11 @@ def _filters(params: SamplingParams, vocab_size: int) -> Iterable[Filter]:
         return
     if sampling.min_p > 0:
         yield MinP(sampling.min_p)
-    if 0 < sampling.top_k < vocab_size:
-        yield TopK(sampling.top_k)
+    top_k = sampling.top_k if 0 < sampling.top_k < vocab_size else 0
+    if top_k:
+        yield TopK(top_k)
     if sampling.top_p < 1:
-        yield TopP(sampling.top_p)
+        yield TopP(sampling.top_p, top_k)
 
 
 def _predicted(prediction: str | Sequence[int] | None, vocab_size: int, encode: Encode | None) -> tuple[int, ...]:

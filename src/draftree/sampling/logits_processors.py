@@ -286,14 +286,20 @@ class TopK(Filter):
 
 @dataclass(frozen=True, slots=True)
 class TopP(Filter):
-    """Keeps a token if all more likely tokens together have a probability below `mass`, which is in (0, 1)."""
+    """Keeps a token if all more likely tokens together have a probability below `mass`, which is in (0, 1).
+
+    `top_k`: count of a `TopK` before it, 0 for none. If it is small, logits after the first nucleus equal its smallest
+    or are -inf: a wider search, for which the host waits, finds no other bound.
+    """
 
     mass: float
+    top_k: int = 0
 
     def apply(self, logits: Tensor) -> Tensor:
         # softmax sums each row independently, so that a row's mass is the same in every batch
         peak = torch.softmax(logits, dim=-1).amax(dim=-1, keepdim=True)
-        return drop_below(logits, self._least(logits, peak, (*_NUCLEI, logits.shape[-1])))
+        wider = () if 0 < self.top_k <= _NUCLEI[0] else (_NUCLEI[1], logits.shape[-1])
+        return drop_below(logits, self._least(logits, peak, (_NUCLEI[0], *wider)))
 
     def _least(self, logits: Tensor, peak: Tensor, counts: tuple[int, ...]) -> Tensor:
         """Return the smallest kept logit per row, searched among its `counts[0]` largest, or else more."""

@@ -11,6 +11,17 @@ from draftree.sampling.logits import RowNoise
 MOST_SURE = 1e-6  # shares are mapped as if they were at least this, and at most 1 minus this
 
 
+class Kept(NamedTuple):
+    """The filters of a row, applied in this order after the temperature."""
+
+    min_p: float = 0.0  # least probability relative to the largest; 0 for none
+    top_k: int = 0  # number of largest logits; 0 for all
+    top_p: float = 1.0  # mass of the most likely tokens; 1 for all
+
+
+UNFILTERED = Kept()
+
+
 @dataclass(frozen=True, slots=True)
 class TreeSearch:
     """How the nodes of one tree are chosen."""
@@ -22,6 +33,7 @@ class TreeSearch:
     maps: Sequence[tuple[float, float]]
     least_confidence: float  # probability that a node with children has, given its parent; for mapped shares only
     least_score: float  # least score of a node with children
+    kept: Kept = UNFILTERED
 
 
 @dataclass(frozen=True, slots=True)

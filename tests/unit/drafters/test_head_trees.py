@@ -189,6 +189,20 @@ def test_what_c_does_not_cover_is_grown_level_by_level(options: dict[str, Any]) 
     assert not both(**options)[1]
 
 
+FILTERED = (
+    SamplingParams(top_k=7),
+    SamplingParams(temperature=0.9, top_p=0.6, min_p=0.01),
+    SamplingParams(temperature=0.7, top_k=12, top_p=0.8),
+)
+
+
+@pytest.mark.parametrize("tree", ["chain", "best-9", "2-2-1"])
+@pytest.mark.parametrize("calibration", [None, CALIBRATION])
+def test_static_trees_have_filters(tree: str, calibration: Calibration | None) -> None:
+    for params in (FILTERED, (SamplingParams(temperature=0.0), FILTERED[1], SamplingParams())):
+        assert both(params, WIDE, tree=tree, kind="static", calibration=calibration)[1] == len(ROUNDS) + 3
+
+
 @pytest.mark.parametrize("kind", ["float32", "static"])
 def test_no_token_follows_scores_that_are_not_numbers(kind: str) -> None:
     drafts = Drafts(in_one_call=True, kind=kind)

@@ -167,3 +167,10 @@ def test_a_nan_leads() -> None:
 def test_log_total_is_of_whole_rows(rows: int) -> None:
     scores = torch.randn(rows, 30, generator=torch.Generator().manual_seed(rows))
     assert torch.allclose(log_total(scores), scores.exp().sum(-1, keepdim=True).log())
+
+
+@pytest.mark.parametrize("mass", [0.02, 0.5, 0.9999])
+def test_top_p_after_top_k_searches_no_wider(mass: float) -> None:
+    values = torch.cat((torch.tensor([3.0, 2.0, 2.0]), torch.zeros(700), torch.full((300,), -1.0)))[None]
+    kept = TopK(20).apply(values.clone())  # hundreds are equal to the smallest
+    assert torch.equal(TopP(mass, 20).apply(kept.clone()), TopP(mass).apply(kept))

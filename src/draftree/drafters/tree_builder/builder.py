@@ -40,7 +40,7 @@ from draftree.heads.calibration import Calibration, with_confidence
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.logits import Logits, argmax, leading, log_total
-from draftree.sampling.tree_search import FoundTree, TreeSearch, TreeWidths
+from draftree.sampling.tree_search import UNFILTERED, FoundTree, Kept, TreeSearch, TreeWidths
 
 CHAIN_DEPTH = 5
 BEST_DEPTH = 6
@@ -368,13 +368,13 @@ class TreeBuilder:
         return noise if self._shares_noise else noise.stream("draft", len(state.view.history), *self._salts)
 
     def _is_one_call(self, active: Sequence[GrowingTree]) -> bool:
-        """Return whether the stepper grows all levels itself: children are chosen by temperature and noise only."""
+        """Return whether the stepper may grow all levels itself: children depend on no token before them."""
         return (
             self._draw is Draw.FREE
             and self._shape.num_extended is None
             and self._corrector is None
             and (self._calibration is not None or not self._asks_confidence(active))
-            and not any(g.state.view.controls.processors or g.state.view.controls.filters for g in active)
+            and not any(g.state.view.controls.processors for g in active)
         )
 
     def _search_of(self, g: GrowingTree) -> TreeSearch:
@@ -382,12 +382,14 @@ class TreeBuilder:
         start, budget = len(g.state.view.history), g.budget
         temperature = g.state.view.controls.sharpened(self._sharpness).temperature
         levels = range(min(budget.depth, budget.num_nodes))
+        sampling = g.state.view.controls.params.sampling
+        kept = Kept(sampling.min_p, sampling.top_k, sampling.top_p) if g.state.view.controls.filters else UNFILTERED
         noise = [(g.noise.keys(start + level), temperature) if temperature else None for level in levels]
         if self._calibration is None:
-            return TreeSearch(budget.num_nodes, noise, (), 0.0, -math.inf)
+            return TreeSearch(budget.num_nodes, noise, (), 0.0, -math.inf, kept)
         maps = [self._calibration.map_of(level, is_sampled=temperature > 0) for level in levels]
         least_score = math.log(budget.min_survival) if budget.min_survival else -math.inf
-        return TreeSearch(budget.num_nodes, noise, maps, budget.min_confidence, least_score)
+        return TreeSearch(budget.num_nodes, noise, maps, budget.min_confidence, least_score, kept)
 
     def _feed(self, active: Sequence[GrowingTree], level: int) -> Logits:
         """Run a pass over all frontiers; the first one also reads the unread tokens of the texts."""

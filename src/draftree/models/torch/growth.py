@@ -21,9 +21,10 @@ from draftree.core.noise import gumbel
 from draftree.core.tensors import runs_triton, to_device, to_host
 from draftree.models.torch.static import WORD_BITS, Inputs, StaticPasses, rounded
 from draftree.sampling.logits import TokenSubset, leading, log_total
-from draftree.sampling.tree_search import MOST_SURE, FoundTree, TreeSearch, TreeWidths
+from draftree.sampling.tree_search import MOST_SURE, UNFILTERED, FoundTree, TreeSearch, TreeWidths
 
 NO_NODE = -1
+NUCLEUS = 256  # number of largest logits in which top-k and top-p of a draft search
 MAX_NEW_ROWS = 64  # of a text: a graph for every length of a prompt would be used once
 Array = TypeVar("Array", np.ndarray, Tensor)
 
@@ -38,6 +39,7 @@ class Growth:
     is_best: bool  # whether the nodes of the highest scores stay; otherwise the first ones
     is_noisy: bool  # whether some trees have noise
     is_mapped: bool  # whether shares are mapped to probabilities
+    is_filtered: bool  # whether some trees have filters
 
     @staticmethod
     def of(shape: TreeWidths, searches: Sequence[TreeSearch]) -> Growth:
@@ -48,6 +50,7 @@ class Growth:
             is_best=shape.is_best,
             is_noisy=any(entry is not None for search in searches for entry in search.noise),
             is_mapped=bool(searches[0].maps),
+            is_filtered=any(search.kept != UNFILTERED for search in searches),
         )
 
     @property
@@ -85,16 +88,23 @@ class Wanted(Generic[Array]):
     temperatures: Array  # float64; 0 for trees without noise
     least_confidence: Array  # float64
     least_score: Array  # float64
+    kept: Array  # filters as in `Kept`, float64, shape (trees, 3)
     maps: Array  # slopes and offsets, float64, shape (trees, levels, 2)
 
 
 def wanted_size(growth: Growth) -> int:
-    return growth.trees * (8 + 4 * len(growth.widths))
+    return growth.trees * (11 + 4 * len(growth.widths))
 
 
 def wanted_of(array: Array, growth: Growth, as_floats: Callable[[Array], Array]) -> Wanted[Array]:
     by_level = (growth.trees, len(growth.widths), 2)
-    shapes: list[tuple[int, ...]] = [*[(growth.trees,)] * 5, by_level, *[(growth.trees,)] * 3, by_level]
+    shapes: list[tuple[int, ...]] = [
+        *[(growth.trees,)] * 5,
+        by_level,
+        *[(growth.trees,)] * 3,
+        (growth.trees, 3),
+        by_level,
+    ]
     ends = list(accumulate(math.prod(shape) for shape in shapes))
     parts = [array[end - math.prod(shape) : end].reshape(shape) for end, shape in zip(ends, shapes, strict=True)]
     return Wanted(*parts[:6], *map(as_floats, parts[6:]))
@@ -118,6 +128,8 @@ def pack_wanted(
     into.depths[:count] = [len(search.noise) for search in searches]
     into.least_confidence[:count] = [search.least_confidence for search in searches]
     into.least_score[:count] = [search.least_score for search in searches]
+    into.kept[:] = UNFILTERED
+    into.kept[:count] = [search.kept for search in searches]
     for tree, search in enumerate(searches):
         for level, entry in enumerate(search.noise):
             if entry is not None:
@@ -243,18 +255,24 @@ class TreeGrowth:
         trees, frontier = growth.trees, growth.frontiers[level]
         width = min(growth.widths[level], logits.shape[1])
         keys = wanted.keys[:, level].int()
+        temperatures = wanted.temperatures.to(logits.dtype)
+        scores = logits.view(trees, frontier, -1)
+        if growth.is_filtered:
+            divisors = torch.where(temperatures > 0, temperatures, 1.0)[:, None, None]
+            scores = _filtered(scores / divisors, wanted.kept)
+            temperatures = (temperatures > 0).to(logits.dtype)
         if width == 1 and runs_triton(logits.device) and logits.dtype == torch.float32:
             from draftree.sampling.choice_kernel import choose
 
             row_keys = keys[:, None].expand(-1, frontier, -1).reshape(-1, 2)
-            temperatures = wanted.temperatures.float()[:, None].expand(-1, frontier).flatten()
-            best = choose(logits, row_keys, temperatures, self._ids)
+            row_temperatures = temperatures[:, None].expand(-1, frontier).flatten()
+            best = choose(scores.flatten(0, 1), row_keys, row_temperatures, self._ids)
             columns, values, totals = best[:, :1].long(), best[:, 1:2], best[:, 3:]
         else:
             if growth.is_noisy:
-                logits = self._perturbed(logits.view(trees, frontier, -1), keys, wanted.temperatures).flatten(0, 1)
-            columns, values = leading(logits, width)
-            totals = log_total(logits)
+                scores = self._perturbed(scores, keys, temperatures[:, None, None])
+            columns, values = leading(scores.flatten(0, 1), width)
+            totals = log_total(scores.flatten(0, 1))
         tokens = columns if self._columns is None else self._columns[columns]
         shares = values.double() - totals.double()
         if width < growth.widths[level]:  # a small vocabulary
@@ -263,15 +281,14 @@ class TreeGrowth:
             shares = torch.nn.functional.pad(shares, rest, value=-math.inf)
         return tokens.view(trees, frontier, -1), shares.view(trees, frontier, -1)
 
-    def _perturbed(self, logits: Tensor, keys: Tensor, temperatures: Tensor) -> Tensor:
-        """Return logits (trees, frontier, columns) over temperature plus noise, which nodes of one level share."""
+    def _perturbed(self, scores: Tensor, keys: Tensor, temperatures: Tensor) -> Tensor:
+        """Return scores (trees, frontier, columns) over temperature, plus noise of each tree's level."""
         ids = self._ids
         if ids is None:
-            ids = torch.arange(logits.shape[-1], dtype=torch.int32, device=logits.device)
-        temperatures = temperatures.to(logits.dtype)[:, None, None]
+            ids = torch.arange(scores.shape[-1], dtype=torch.int32, device=scores.device)
         is_noisy = temperatures > 0
-        noise = gumbel(keys, ids)[:, None].to(logits.dtype) * is_noisy
-        return logits / torch.where(is_noisy, temperatures, 1.0) + noise
+        noise = gumbel(keys, ids)[:, None].to(scores.dtype) * is_noisy
+        return scores / torch.where(is_noisy, temperatures, 1.0) + noise
 
     def _rows(self, wanted: Wanted[Tensor], level: int, tokens: Tensor, places: Tensor, seen: Tensor) -> Inputs[Tensor]:
         known = self._levels[level]
@@ -319,6 +336,26 @@ def _mapped(shares: Tensor, maps: Tensor) -> Tensor:
     share = shares.exp().clamp(MOST_SURE, 1 - MOST_SURE)
     value = maps[:, :1, None] * (share / (1 - share)).log() + maps[:, 1:, None]
     return torch.where(shares > -math.inf, value.clamp(max=0) - (-value.abs()).exp().log1p(), shares)
+
+
+def _filtered(scores: Tensor, kept: Tensor) -> Tensor:
+    """Return scores (trees, rows, columns) with those at -inf that the filters of their tree drop.
+
+    They are searched among the `NUCLEUS` largest: a draft needs no others.
+    """
+    values = scores.topk(min(NUCLEUS, scores.shape[-1]), dim=-1).values
+    min_p, top_k, top_p = kept[:, None].unbind(-1)
+    last = torch.where(top_k > 0, top_k, NUCLEUS).long().clamp(max=values.shape[-1]) - 1
+    least = values.gather(2, last[:, :, None].expand(-1, values.shape[1], -1))
+    least = torch.where((top_k > 0) & (top_k <= NUCLEUS), least[:, :, 0], -math.inf)
+    least = torch.maximum(least, values[:, :, 0] + min_p.log().to(scores.dtype))[:, :, None]
+    weights = (torch.where(scores >= least, scores, -math.inf) - values[:, :, :1]).exp()
+    share = torch.where(values >= least, values - values[:, :, :1], -math.inf).exp() / weights.sum(-1, keepdim=True)
+    # a token stays if those before it have less than the mass
+    is_kept = (share.double().cumsum(-1) - share < top_p[:, :, None]) & (values >= least)
+    end = is_kept.sum(-1, keepdim=True).clamp(min=1) - 1
+    least = torch.where(top_p[:, :, None] < 1, torch.maximum(least, values.gather(2, end)), least)
+    return torch.where(scores >= least, scores, -math.inf)
 
 
 def _leading_nodes(levels: Sequence[tuple[Tensor, ...]], limits: Tensor) -> Tensor:
