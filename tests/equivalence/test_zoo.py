@@ -36,7 +36,6 @@ SAME_TEXT = [
     "marian",
     "mbart",
     "minimax",
-    "minimax_m3_vl_text",
     "modernbert-decoder",
     "moshi",
     "nemotron",
@@ -58,7 +57,8 @@ SAME_TEXT = [
     "zaya",
 ]
 REFUSED_TEXT = {
-    "deepseek_v4": "batch of 3: DeepseekV4ForCausalLM merges tokens with the padding before them",
+    "deepseek_v4": "batch of 3: DeepseekV4ForCausalLM takes tokens in blocks that padding shifts",
+    "minimax_m3_vl_text": "batch of 3: MiniMaxM3VLForCausalLM takes tokens in blocks that padding shifts",
     "cpmant": "other logits token by token than in one pass",
     "prophetnet": "other logits token by token than in one pass",
     "xlm": "in place of a mask that it appends",
@@ -94,9 +94,10 @@ def test_a_refusal_is_one_sentence_without_internals(family: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_padding_that_is_merged_with_tokens_is_refused_and_prompts_of_one_length_are_read() -> None:
-    model = tiny_model("deepseek_v4")
-    with pytest.raises(UnsupportedModelError, match=r"padding before them.*give prompts of one length"):
-        plain(model, padded(14, 9), custom_generate=draftree.generate, draft="ngram,min=1")
+@pytest.mark.parametrize("family", ["deepseek_v4", "minimax_m3_vl_text"])
+def test_padding_that_shifts_blocks_is_refused_and_prompts_of_one_length_are_read(family: str) -> None:
+    model = tiny_model(family)
+    with pytest.raises(UnsupportedModelError, match=r"that padding shifts.*give prompts of one length"):
+        plain(model, padded(14, 3), custom_generate=draftree.generate, draft="ngram,min=1")
     inputs = padded(9, 9)
     assert plain(model, inputs, custom_generate=draftree.generate, draft="ngram,min=1").equal(plain(model, inputs))

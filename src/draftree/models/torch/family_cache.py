@@ -18,19 +18,16 @@ from draftree.models.torch.inspection import PLAIN_CACHES, cache_layers
 INDEXED = frozenset({"DynamicIndexedLayer", "MiniMaxM3VLSparseCacheLayer"})
 """Layers of transformers' caches with the keys of an index beside keys and values, all of each token."""
 
-COMPRESSING = frozenset({"DeepseekV4HCACache", "DeepseekV4CSACache"})
-"""Layers with one entry for several tokens, padding included."""
+IN_BLOCKS = frozenset({"DeepseekV4HCACache", "DeepseekV4CSACache", "MiniMaxM3VLSparseCacheLayer"})
+"""Layers that take tokens in blocks, padding included."""
 
 
 def refuse_padding(model: Any) -> None:
-    """Raise for a model whose passes over one token see entries of padding that its longer passes do not see.
-
-    Its text after padding depends on how many tokens each pass reads.
-    """
-    if any(type(layer).__name__ in COMPRESSING for layer in cache_layers(model.config.get_text_config())):
+    """Raise for a model whose text after padding depends on how many tokens each pass reads."""
+    if any(type(layer).__name__ in IN_BLOCKS for layer in cache_layers(model.config.get_text_config())):
         raise UnsupportedModelError(
-            f"{type(model).__name__} merges tokens with the padding before them, and a pass over one token sees more "
-            "of that than a longer pass does: give prompts of one length"
+            f"{type(model).__name__} takes tokens in blocks that padding shifts, and a pass over one token then sees "
+            "other blocks than a longer one: give prompts of one length"
         )
 
 
