@@ -575,8 +575,8 @@ def measure_drafter(setup: Setup, plan: TrainingPlan, folder: Path) -> None:
 
 
 PACKAGE = "package"
-SERVERS = ("speculators", "sglang", PACKAGE)
-"""Values of `--to`: the layout of speculators for vLLM, folders for SGLang, and heads of this package."""
+SERVERS = ("speculators", "sglang", "llama.cpp", PACKAGE)
+"""Values of `--to`: the layout of speculators for vLLM, folders for SGLang, GGUF files, and heads of this package."""
 
 
 def export(
@@ -584,22 +584,28 @@ def export(
     *,
     to: str = option(
         ...,
-        "speculators (for vLLM), sglang, or package: the small folder in which this package ships a head.",
+        "speculators (for vLLM), sglang, llama.cpp (a GGUF file), or package: the small folder in which this package "
+        "ships a head.",
         "|".join(SERVERS),
         names="--to",
         show_default=False,
     ),
     target: str = option(..., "The target: a name of 'draftree models', a folder or a hub id.", "MODEL"),
-    output: Path = option(..., "New folder.", "FOLDER"),
+    output: Path = option(..., "New folder; with --to llama.cpp, new file.", "PATH"),
     served_as: str | None = option(
-        None, "Name of the target in the files, such as a hub id; its folder if not given.", "NAME"
+        None,
+        "Name of the target in the files, such as a hub id; with --to llama.cpp, its GGUF file, if --target is none. "
+        "Its folder if not given.",
+        "NAME",
     ),
     licence: str | None = option(
         None, "With --to package: licence of the weights; the target's in 'draftree models' if not given.", "NAME"
     ),
     int8: bool = option(False, "With --to package: store matrices in 8 bits.", names="--int8"),
 ) -> None:
-    """Write a drafter for vLLM or SGLang and print how to serve it, or write the folder of a head of this package."""
+    """Write a drafter for vLLM, SGLang or llama.cpp and print how to serve it, or write the folder of a head of this
+    package.
+    """
     if to not in SERVERS:
         raise ConfigurationError(f"option --to is '{to}': {suggestion(to, SERVERS)}")
     if to == PACKAGE:

@@ -37,6 +37,7 @@ class ExportTarget:
     num_layers: int
     hidden: int
     output: Tensor
+    embedding_scale: float = 1.0
 
 
 def features_of(config: HeadConfig, target: ExportTarget) -> tuple[int, ...]:

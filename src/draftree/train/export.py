@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from draftree.core.errors import ConfigurationError, ModelLoadError
@@ -16,12 +16,13 @@ from draftree.heads.base import Head, TargetParts
 from draftree.heads.calibration import CONFIDENCE
 from draftree.heads.folders import is_head, read_head
 from draftree.heads.layouts import CONFIG, SAFE, speculators
+from draftree.heads.llama_cpp import LLAMA_CPP, export_for_llama_cpp, export_llama
 from draftree.heads.quantized import packed
 from draftree.heads.shipped import MANIFEST, MAX_BYTES, config_facts, manifest_json
 from draftree.heads.vocabulary import EMBEDDING, OUTPUT, maps_of
 from draftree.heads.writers import SGLANG, SPECULATORS, ExportTarget, export_for_sglang, export_for_vllm, require_empty
 from draftree.loading.load import load_model
-from draftree.loading.resolve import resolve_model
+from draftree.loading.resolve import gguf_path, resolve_model
 from draftree.train.finishing import CARD, RECIPE, card
 from draftree.weights.catalogue import CATALOGUE
 
@@ -34,9 +35,19 @@ def export_drafter(folder: Path, *, to: str, target: str, output: Path, served_a
     """Write a drafter, a head or a whole model of transformers, for another project's server.
 
     Args:
-        output: new or empty folder.
-        served_as: name of the target in the files; None for its folder.
+        output: new or empty folder; new file for llama.cpp.
+        served_as: name of the target in the files, for llama.cpp its GGUF file; None for its folder or file.
     """
+    if to == LLAMA_CPP:
+        tokens = gguf_path(served_as or target)
+        if tokens is None:
+            raise ConfigurationError(
+                f"'{served_as or target}' is no GGUF file, and llama.cpp needs the target's: name it with --served-as"
+            )
+        if not is_whole_model(folder):
+            return export_for_llama_cpp(read_head(folder), export_target(target, served_as), output, tokens=tokens)
+        tensors = {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
+        return export_llama(read_json(folder / CONFIG), tensors, output, tokens=tokens)
     if is_whole_model(folder):
         return _export_model(folder, to=to, target=served_as or str(resolve_model(target)), output=output)
     head = read_head(folder)
@@ -56,6 +67,7 @@ def export_target(name: str, served_as: str | None = None) -> ExportTarget:
         loaded.model.num_layers,
         output.shape[1],
         output if facts.logit_scale == 1.0 else output * facts.logit_scale,
+        facts.embedding_scale,
     )
 
 

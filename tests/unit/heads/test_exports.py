@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -29,6 +31,7 @@ from block_samples import (
 from draftree.core.errors import ConfigurationError
 from draftree.heads.config import HeadConfig
 from draftree.heads.folders import read_head
+from draftree.heads.llama_cpp import export_for_llama_cpp, export_llama
 from draftree.heads.writers import ExportTarget, export_for_sglang, export_for_vllm
 
 Shapes = dict[str, tuple[int, ...]]
@@ -337,3 +340,164 @@ def test_another_target_and_a_full_folder_are_refused(tmp_path: Path) -> None:
     (tmp_path / "out/kept").write_text("")
     with pytest.raises(ConfigurationError, match="not an empty folder"):
         export_for_vllm(random_head(config), target_of(config), tmp_path / "out")
+
+
+def tokens_file(path: Path, count: int = VOCABULARY) -> Path:
+    """A GGUF file with tokens only."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([f"t{index}" for index in range(count)])
+    writer.add_token_types([1] * count)
+    writer.add_eos_token_id(2)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def written(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Keys and tensors of a GGUF file, bfloat16 as such."""
+    reader = gguf.GGUFReader(path)
+    tensors = {}
+    for tensor in reader.tensors:
+        values = torch.from_numpy(np.array(tensor.data))
+        is_bfloat16 = tensor.tensor_type == gguf.GGMLQuantizationType.BF16
+        tensors[tensor.name] = values.view(torch.bfloat16) if is_bfloat16 else values
+    return {name: field.contents() for name, field in reader.fields.items()}, tensors
+
+
+def rotated_pairs(values: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Rows of heads with number i and number i + half of it beside each other."""
+    half = head_dim // 2
+    rows = [at + i + part * half for at in range(0, len(values), head_dim) for i in range(half) for part in (0, 1)]
+    return values[rows]
+
+
+def to_llama_cpp(values: dict[str, Any], folder: Path, *, dtype: torch.dtype = torch.float32, **others: Any) -> Any:
+    config = config_of(values, **others)
+    head = random_head(config).to(dtype)
+    tokens = tokens_file(folder / "target.gguf")
+    lines = export_for_llama_cpp(head, target_of(config), folder / "out.gguf", tokens=tokens)
+    return head, *written(folder / "out.gguf"), lines
+
+
+LAYER_TENSORS = {
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_eagle3_head_for_llama_cpp_has_its_names_and_our_values(dtype: torch.dtype, tmp_path: Path) -> None:
+    head, keys, tensors, lines = to_llama_cpp(EAGLE_3, tmp_path, dtype=dtype, norm_before_fc=True, own_output=False)
+    mine = head.state_dict()
+    names = {f"layers.0.{name}.weight": f"blk.0.{short}.weight" for name, short in LAYER_TENSORS.items()}
+    names["layers.0.hidden_norm.weight"] = "blk.0.attn_norm_2.weight"
+    names |= {"fc.weight": "fc.weight", "norm.weight": "output_norm.weight"}
+    names["input_norm.weight"] = "enc.output_norm.weight"
+    assert mine.keys() == names.keys()
+    assert tensors.keys() == {*names.values(), "d2t", "output.weight"}
+    for name, short in names.items():
+        expected = mine[name] if mine[name].dim() > 1 else mine[name].float()
+        expected = rotated_pairs(expected, 8) if name.endswith(("q_proj.weight", "k_proj.weight")) else expected
+        assert tensors[short].dtype == expected.dtype
+        assert torch.equal(tensors[short], expected), name
+    assert torch.equal(tensors["d2t"], head.vocabulary.ids)  # llama.cpp wants token ids, not offsets
+    assert torch.equal(tensors["output.weight"], target_of(head.config).output[head.vocabulary.ids].to(dtype))
+    assert keys["general.architecture"] == "eagle3"
+    assert keys["eagle3.target_layers"] == [2, 3, 5]
+    assert (keys["eagle3.norm_before_fc"], keys["eagle3.norm_before_residual"]) == (True, False)
+    assert (keys["eagle3.target_hidden_size"], keys["eagle3.block_count"]) == (WIDTH, 1)
+    assert len(keys["tokenizer.ggml.tokens"]) == VOCABULARY
+    assert keys["tokenizer.ggml.eos_token_id"] == 2
+    assert lines[0].endswith("--spec-type draft-eagle3 --spec-draft-n-max 3")
+
+
+@pytest.mark.parametrize(("values", "depth"), [(FLASH, 3), (SPARK, 4)])
+def test_a_block_head_for_llama_cpp_has_its_names_and_our_values(
+    values: dict[str, Any], depth: int, tmp_path: Path
+) -> None:
+    head, keys, tensors, lines = to_llama_cpp(values, tmp_path)
+    mine = head.state_dict()
+    layers = {**LAYER_TENSORS, "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
+    names = {f"layers.{i}.{name}.weight": f"blk.{i}.{short}.weight" for i in (0, 1) for name, short in layers.items()}
+    names |= {"fc.weight": "fc.weight", "hidden_norm.weight": "enc.output_norm.weight"}
+    names["norm.weight"] = "output_norm.weight"
+    is_spark = head.config.kind == "dspark"
+    if is_spark:
+        names |= {f"markov_head.markov_w{i}.weight": f"markov_w{i}.weight" for i in (1, 2)}
+        names |= {f"confidence_head.proj.{end}": f"conf_proj.{end}" for end in ("weight", "bias")}
+        names["lm_head.weight"] = "output.weight"
+    assert mine.keys() == names.keys()
+    assert tensors.keys() == {*names.values(), *(["d2t"] if is_spark else [])}
+    for name, short in names.items():
+        assert torch.equal(tensors[short], mine[name]), name
+    assert keys["general.architecture"] == "dflash"
+    assert keys["dflash.target_layers"] == [2, 3, 5]
+    assert (keys["dflash.block_size"], keys["tokenizer.ggml.mask_token_id"]) == (4, 47)
+    assert (keys["dflash.sample_from_anchor"], keys["dflash.has_confidence_head"]) == (is_spark, is_spark)
+    assert lines[0].endswith(f"--spec-type draft-{head.config.kind} --spec-draft-n-max {depth}")
+
+
+def test_scaled_positions_are_factors_for_llama_cpp(tmp_path: Path) -> None:
+    rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+    _, keys, tensors, _ = to_llama_cpp(EAGLE_3, tmp_path, rope=rope)
+    assert tensors["rope_freqs.weight"].tolist() == [4.0] * 4
+    assert keys["eagle3.rope.freq_base"] == 10000.0
+
+
+def test_a_small_llama_for_llama_cpp_is_a_llama(tmp_path: Path) -> None:
+    values = {
+        "model_type": "llama", "hidden_size": WIDTH, "intermediate_size": 24, "num_hidden_layers": 1,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": VOCABULARY,
+        "rms_norm_eps": 1e-5, "max_position_embeddings": 64, "tie_word_embeddings": True,
+    }  # fmt: skip
+    weights = {"model.embed_tokens.weight": torch.randn(VOCABULARY, WIDTH), "model.norm.weight": torch.rand(WIDTH)}
+    weights |= {
+        f"model.{name}": torch.randn(shape) for name, shape in layer_shapes(config_of(EAGLE_3), 0, WIDTH).items()
+    }
+    weights["model.layers.0.input_layernorm.weight"] = torch.rand(WIDTH)
+    tokens = tokens_file(tmp_path / "target.gguf")
+    export_llama(values, weights, tmp_path / "out.gguf", tokens=tokens)
+    keys, tensors = written(tmp_path / "out.gguf")
+    assert keys["general.architecture"] == "llama"
+    assert tensors.keys() == {
+        "token_embd.weight", "output_norm.weight", *(f"blk.0.{name}.weight" for name in LAYER_TENSORS.values()),
+    }  # fmt: skip
+    assert torch.equal(
+        tensors["blk.0.attn_k.weight"], rotated_pairs(weights["model.layers.0.self_attn.k_proj.weight"], 8)
+    )
+    assert torch.equal(tensors["token_embd.weight"], weights["model.embed_tokens.weight"])
+    with pytest.raises(ConfigurationError, match="convert_hf_to_gguf"):
+        export_llama({**values, "model_type": "qwen3"}, weights, tmp_path / "other.gguf", tokens=tokens)
+
+
+LLAMA_CPP_REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    (PARALLEL, {}, "it reads eagle3, dflash, dspark"),
+    (EAGLE_3, {"features": (2, 3)}, "3 hidden states"),
+    (EAGLE_3, {"features": (2, 3, -1)}, "the output of the last layer"),
+    (EAGLE_3, {"qk_norm": True}, "norms of queries"),
+    (EAGLE_3, {"norm_output": True}, "variant of norms"),
+    (FLASH, {"anchor_predicts": True}, "for DSpark only"),
+    (FLASH, {"windows": (8, 0)}, "windows"),
+    (SPARK, {"markov_type": "rnn"}, "vanilla"),
+    (EAGLE_3, {"rope": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}, "rotary positions"),
+]
+
+
+@pytest.mark.parametrize(("values", "others", "words"), LLAMA_CPP_REFUSALS)
+def test_heads_that_llama_cpp_would_read_wrongly_are_refused(
+    values: dict[str, Any], others: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        to_llama_cpp(values, tmp_path, **others)
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def test_tokens_of_another_target_are_refused(tmp_path: Path) -> None:
+    config = config_of(EAGLE_3)
+    tokens = tokens_file(tmp_path / "target.gguf", VOCABULARY + 1)
+    with pytest.raises(ConfigurationError, match="has 49 tokens"):
+        export_for_llama_cpp(random_head(config), target_of(config), tmp_path / "out.gguf", tokens=tokens)

@@ -56,8 +56,13 @@ def test_the_command_prints_the_flags(
     assert capsys.readouterr().out.startswith("python -m sglang.launch_server --model-path org/name ")
     assert run(["train", "export", str(head), *options]) != 0
     assert "not an empty folder" in capsys.readouterr().err
-    assert run(["train", "export", str(head), "--to", "llama.cpp", *options[2:]]) != 0
-    assert "known: package, sglang, speculators" in capsys.readouterr().err
+    assert run(["train", "export", str(head), "--to", "vllm", *options[2:]]) != 0
+    assert "known: llama.cpp, package, sglang, speculators" in capsys.readouterr().err
+
+
+def test_llama_cpp_needs_the_file_of_the_target(target: Path, head: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"is no GGUF file.*--served-as"):
+        export_drafter(head, to="llama.cpp", target=str(target), output=tmp_path / "out.gguf")
 
 
 @pytest.mark.parametrize(("to", "words"), [("speculators", "draft_model"), ("sglang", "STANDALONE")])
