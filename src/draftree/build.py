@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -68,9 +69,9 @@ MOST_TIMES = 8.0
 """A pass that costs so many times the shortest one ends the measurement of such models: few rounds write so many
 tokens."""
 PREFIX = 16
-REPEATS = 3
+REPEATS = 5
 ENOUGH_SECONDS = 0.05
-"""Passes of one number of rows are repeated until they took this long: longer than a turn of another process."""
+"""Passes that take longer than this, several turns of another process, are not repeated."""
 
 _MEASURED: WeakKeyDictionary[LanguageModel, dict[Clock, dict[int, float]]] = WeakKeyDictionary()
 
@@ -104,20 +105,21 @@ def measure_costs(
         model.commit(slot, range(prefix))
         _run(model, slot, 1)  # the first pass with logits loads the output head
         costs: dict[int, float] = {}
-        for count in (count for count in rows if count <= longest):
-            for _ in range(model.num_warm_ups):
-                _run(model, slot, count)
-            times: list[float] = []
-            while len(times) < REPEATS and sum(times) < ENOUGH_SECONDS:
+        # all numbers of rows in turn, so that other work on the machine, which only adds time, spoils none alone
+        for repeat in range(REPEATS):
+            for count in (count for count in rows if count <= longest):
+                if repeat and costs.get(count, math.inf) > ENOUGH_SECONDS:
+                    continue
+                for _ in range(0 if repeat else model.num_warm_ups):
+                    _run(model, slot, count)
                 model.synchronize()
                 start = clock()
                 model.run(Pass([Extend(slot, [0] * count, range(-1, count - 1))]))
                 model.synchronize()
-                times.append(clock() - start)
+                costs[count] = min(costs.get(count, math.inf), clock() - start)
                 model.commit(slot, ())
-            costs[count] = min(times)  # other work on the machine only adds time
-            if model.streams_weights and _is_too_long(costs):
-                break
+                if model.streams_weights and _is_too_long(costs):
+                    break
     finally:
         model.close(slot)
     return costs
