@@ -101,7 +101,7 @@ def run_round(
         _trim(choice, group, drafted - planned)
     trimmed = parts.clock()
     jobs = [*map(_job, turns), *map(_chunk_job, chunks)]
-    result = parts.target.run(Pass(jobs, capture=parts.capture))
+    result = parts.target.run(Pass(jobs, capture=parts.capture if _needs_states(parts, turns, chunks) else ()))
     scored = parts.clock()
     with Distributions(result.first(len(turns)), [_rows(turn) for turn in turns]) as distributions:
         _verify(parts, turns, distributions)
@@ -143,6 +143,12 @@ def _by_drafter(turns: Sequence[SequenceRound]) -> list[tuple[DraftChoice, list[
         if turn.sequence.draft_state is not None:
             groups.setdefault(turn.sequence.draft_state.choice, []).append(turn)
     return list(groups.items())
+
+
+def _needs_states(parts: EngineParts, turns: Sequence[SequenceRound], chunks: Sequence[Chunk]) -> bool:
+    """Return whether anyone will read hidden states of the pass; those of prompts are kept for a later draft."""
+    is_prompt = bool(chunks) or any(len(turn.pending) > 1 for turn in turns)
+    return is_prompt or parts.sink is not None or any(choice.planner.needs_states() for choice in parts.drafters)
 
 
 def _plan(choice: DraftChoice, turns: Sequence[SequenceRound], *, others: int, max_nodes: int) -> None:

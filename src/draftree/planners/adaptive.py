@@ -47,7 +47,7 @@ class AutoConstants:
     trial_share: float = 0.01  # share of the time that trials of what does not pay may lose
     loss_share: float = 0.02  # share of the time that all drafts together may lose
     allowance: float = 1.0  # passes that they may lose besides
-    batch_margin: float = 2.0  # gain relative to the cost of a lookup's draft from which a sequence of a batch has one
+    context_rounds: int = 4  # rounds before a trial from which hidden states are kept for it
     catch_up_rounds: int = 32  # rounds over which the cost of reading the unread text must be regained
     lookup_memory: int = 6  # drafts over which the gain of a lookup is averaged
     prior_weight: float = 3.0  # weight in observations of what is assumed of an unknown drafter
@@ -344,6 +344,11 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
         batch = len(states)
         each = plan.costs.of(1)
         value = self._plain / self._num_sequences
+    def needs_states(self) -> bool:
+        wait = max(self._num_idle * self._plain, self._trials.next - self._clock)
+        is_asked = not self._is_idle and any(any(self._plans[index].asked) for index in self._rivals)
+        return is_asked or wait < AUTO.context_rounds * self._plain
+
         margin = 1.0 if self._num_sequences == 1 else AUTO.batch_margin
         # in a batch, a new text has trials only until a draft paid
         gains = [state.gains.setdefault(index, plan.gain if batch == 1 else 0.0) for state in states]

@@ -100,6 +100,10 @@ class Planner(ABC, Generic[State]):
     def budgets(self, states: Sequence[State]) -> list[Budget]:
         """Return a budget for every sequence; the engine limits it to the remaining room."""
 
+    def needs_states(self) -> bool:
+        """Return whether a drafter that reads the target's hidden states may draft soon; asked after `budgets`."""
+        return True
+
     def trim(
         self, states: Sequence[State], trees: Sequence[TokenTree], *, draft_seconds: float
     ) -> list[Sequence[int] | None]:

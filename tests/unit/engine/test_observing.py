@@ -145,6 +145,24 @@ def test_a_part_of_merged_drafters_gets_its_own_layers() -> None:
     assert torch.equal(one.hidden, hidden[:, [1, 0]])
 
 
+def test_states_of_rounds_are_not_captured_while_the_planner_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder((-1,))
+    parts = parts_of(recorder, recorder.traits)
+    parts = replace(parts, target=TableLM(hashed(VOCAB, seed=5), num_features=1))
+    planner = parts.drafters[0].planner
+    engine = Engine(parts, EngineLimits(max_batch_size=1))
+    for needs_states in (True, False):
+        monkeypatch.setattr(planner, "needs_states", lambda needs_states=needs_states: needs_states)
+        recorder.observed.clear()
+        controls = build_controls(SamplingParams(), vocab_size=VOCAB, seed=1)
+        engine.add(WritingSequence(str(needs_states), 0, [1, 2, 3], controls=controls, limit=20, detokenizer=None))
+        run(engine)
+        prompt, *rounds = [one.hidden is not None for one, _ in recorder.observed]
+        assert prompt, "a later draft reads the prompt's"
+        assert rounds
+        assert all(has_states == needs_states for has_states in rounds)
+
+
 @pytest.mark.parametrize("layers", [(5,), (-6,), (0, 9)])
 def test_layers_that_the_target_does_not_have_are_refused(layers: tuple[int, ...]) -> None:
     model = TableLM(hashed(VOCAB, seed=5), num_features=5)

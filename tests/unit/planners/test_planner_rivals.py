@@ -7,6 +7,7 @@ from statistics import fmean
 
 import pytest
 
+from draftree.planners.adaptive import AUTO
 from planned_tables import FLAT, STEEP, Table
 
 RECORD = (0.7, 0.7, 0.7)
@@ -41,6 +42,22 @@ def test_three_useless_drafters_cost_little_from_the_first_text_on(costs: dict[i
     first, *later = rivals(costs, record=record, a=0.0, b=0.0, c=0.0).texts(4, 100)
     assert first > 0.965
     assert min(later) > 0.975
+
+
+def test_hidden_states_are_kept_for_the_drafter_that_drafts_and_before_trials_only() -> None:
+    table = rivals(a=0.0, b=0.0)
+    kept, drafted = [], []
+    for _ in range(400):
+        table.play(1)
+        drafted.append(bool(table.budgets[0].depth))
+        kept.append(table.planner.needs_states())
+    assert sum(kept[100:]) < 0.35 * 300
+    trials = [number for number in range(100, 400) if drafted[number]]
+    assert trials
+    assert all(all(kept[number - AUTO.context_rounds + 2 : number]) for number in trials)
+    table = rivals(a=0.9)
+    table.play(50)
+    assert table.planner.needs_states()
 
 
 def test_what_was_lost_is_no_reason_against_a_drafter_that_becomes_right() -> None:
