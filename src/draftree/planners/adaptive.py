@@ -44,8 +44,7 @@ NOTHING = Budget(0, 0)
 class AutoConstants:
     """Numbers that `adaptive` is tuned by; docs/lab/auto.md compares each with its neighbours."""
 
-    trial_share: float = 0.01  # share of the time that trials of what does not pay may lose
-    loss_share: float = 0.02  # share of the time that all drafts together may lose
+    loss_share: float = 0.02  # share of the time that drafts may lose, half of it in trials of what does not pay
     allowance: float = 1.0  # passes that they may lose besides
     context_rounds: int = 4  # rounds before a trial from which hidden states are kept for it
     catch_up_rounds: int = 32  # rounds over which the cost of reading the unread text must be regained
@@ -61,14 +60,19 @@ AUTO = AutoConstants()
 
 @dataclass(slots=True)
 class Trials:
-    """When something that does not pay is tried again. The first loss costs no wait: a text may begin with misses."""
+    """When something that does not pay is tried again."""
 
-    next: float = -math.inf  # seconds of the planner's clock from which a trial is due
+    next: float = 0.0  # seconds of the planner's clock from which a trial is due
+    lost: float = 0.0  # seconds that trials have lost
     is_on: bool = False  # whether this round has one
 
-    def lose(self, seconds: float, clock: float) -> None:
-        """Wait until the loss of a trial is a small enough share of the time since."""
-        self.next = clock + (seconds / AUTO.trial_share if self.next >= 0.0 else 0.0)
+    def lose(self, seconds: float, clock: float, *, free: float = 0.0) -> None:
+        """Wait until the loss of a trial is a small enough share of the time since.
+
+        The first loss costs no wait, nor do those up to `free`: a text may begin with misses.
+        """
+        self.next = clock + (2.0 * seconds / AUTO.loss_share if self.lost > free else 0.0)
+        self.lost += seconds
 
 
 # Gain
@@ -264,7 +268,9 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
         self._plain = 0.0  # seconds of a pass without a draft
         self._curve: list[float] = []  # seconds of a pass after a draft, by scored nodes
         self._overhead = 0.0  # seconds of planning and learning in a round with a draft
-        self._lost = 0.0  # seconds that all drafts have cost more than their tokens saved
+        self._credit = (
+            0.0  # seconds that drafts may lose besides the allowance: a share of the time, and what they saved
+        )
         self._risk = 0.0  # seconds that the round may lose
         self._rivals = [index for index, part in enumerate(self.parts) if part.runs_model]  # at most one drafts
         self._trials = Trials()  # of them
@@ -285,6 +291,8 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
     def open(self, *, is_sampled: bool = False) -> SequenceEstimates:
         """Return the estimates of a sequence without an observation."""
         self._num_idle = 0
+        # of what was gained in other texts, little may be lost in this one
+        self._credit = min(self._credit, AUTO.allowance * self._plain)
         return SequenceEstimates(is_sampled, [Trials() for _ in self.parts], [0] * len(self.parts))
 
     def budgets(self, states: Sequence[SequenceEstimates]) -> list[Budget]:
@@ -301,7 +309,7 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
         self._plain = self._passes.plain(self._num_sequences)
         for plan in self._plans:
             plan.asked, plan.conditions, plan.min_survival = [0] * batch, [None] * batch, 0.0
-        self._risk = AUTO.allowance * self._plain + AUTO.loss_share * self._clock - self._lost
+        self._risk = AUTO.allowance * self._plain + self._credit
         tokens = float(self._num_sequences)
         seconds = self._plain
         # lookups first: a drafter that runs a model is judged by what it adds
@@ -336,6 +344,11 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
             budgets.append(budget)
         return budgets
 
+    def needs_states(self) -> bool:
+        wait = max(self._num_idle * self._plain, self._trials.next - self._clock)
+        is_asked = not self._is_idle and any(any(self._plans[index].asked) for index in self._rivals)
+        return is_asked or wait < AUTO.context_rounds * self._plain
+
     def _plan_lookup(
         self, index: int, states: Sequence[SequenceEstimates], tokens: float, seconds: float
     ) -> tuple[float, float]:
@@ -344,15 +357,9 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
         batch = len(states)
         each = plan.costs.of(1)
         value = self._plain / self._num_sequences
-    def needs_states(self) -> bool:
-        wait = max(self._num_idle * self._plain, self._trials.next - self._clock)
-        is_asked = not self._is_idle and any(any(self._plans[index].asked) for index in self._rivals)
-        return is_asked or wait < AUTO.context_rounds * self._plain
-
-        margin = 1.0 if self._num_sequences == 1 else AUTO.batch_margin
         # in a batch, a new text has trials only until a draft paid
         gains = [state.gains.setdefault(index, plan.gain if batch == 1 else 0.0) for state in states]
-        surplus = [gain * value - margin * each for gain in gains]
+        surplus = [gain * value - each for gain in gains]
         plan.is_on = sum(seconds for seconds in surplus if seconds > 0.0) > self._overhead
         for place, (state, paid) in enumerate(zip(states, surplus, strict=True)):
             trials = state.trials[index]
@@ -527,6 +534,7 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
         batch = len(states)
         rows = record.sequences
         self._clock += record.total_seconds
+        self._credit += AUTO.loss_share * record.total_seconds
         self._num_scored = sum(row.num_drafted for row in rows)
         has_draft = not self._is_idle and any(any(plan.asked) for plan in self._plans)
         if batch and record.num_rows == self._other_rows + batch + self._num_scored:
@@ -536,7 +544,7 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
             self._passes.observe(record.num_rows, self._others + batch, prefix, seconds=seconds, is_plain=not has_draft)
         if has_draft:
             saved = sum(row.num_in_path for row in rows) * self._plain / self._num_sequences
-            self._lost += self._overhead + max(0.0, self._curve[self._num_scored] - self._plain) - saved
+            self._credit += saved - self._overhead - max(0.0, self._curve[self._num_scored] - self._plain)
             sample = 2.0 * record.plan_seconds  # learning takes about as long as planning
             self._overhead += change_of(self._overhead, sample) if self._overhead else sample
             num_asked = sum(any(plan.asked) for plan in self._plans)
@@ -581,7 +589,7 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
         plan.costs.observe(seconds, depth, unread=unread)
         cost = plan.costs.of(depth) + plan.costs.catching_up(unread)
         # a first draft may load code or memory: it counts as much as the next one
-        self._lost += 0.0 if is_new else cost * (1 + plan.num_new)
+        self._credit -= 0.0 if is_new else cost * (1 + plan.num_new)
         plan.num_new = plan.num_new + 1 if is_new else 0
         if index == self._trial:
             tokens, before = self._without
@@ -589,7 +597,7 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
             loss = spent - (tokens + num_hits) / self._speed
             if loss > 0.0 and not is_new:
                 plan.num_lost += 1
-                self._trials.lose(loss, self._clock)
+                self._trials.lose(loss, self._clock, free=AUTO.allowance * self._plain)
         else:
             plan.num_lost = 0
 
@@ -618,7 +626,7 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
         plan = self._plans[index]
         value = self._plain / self._num_sequences
         plan.costs.observe(seconds / len(drafts), 1)
-        self._lost += min(plan.costs.of(1) * len(drafts), self._plain)
+        self._credit -= min(plan.costs.of(1) * len(drafts), self._plain)
         row_tokens = self._row_seconds(self._num_scored) / max(1, self._num_scored) / value
         each = plan.costs.of(1) + self._overhead / len(drafts)
         for place, state, row in drafts:

@@ -69,6 +69,18 @@ def test_further_rows_may_cost_more_than_was_measured() -> None:
     assert at(costs, 2) == pytest.approx(0.104, rel=0.03)
 
 
+def test_rows_that_seemed_free_in_a_disturbance_get_their_cost() -> None:
+    """A single row was measured while the machine was busy, so that eight seemed to cost as much."""
+    costs = PassCosts()
+    costs.learn({1: 0.2, 4: 0.14, 8: 0.1})
+    for _ in range(60):
+        costs.observe(1, 1, 100, seconds=0.05, is_plain=True)
+        costs.observe(2, 1, 100, seconds=0.057)
+        costs.observe(8, 1, 100, seconds=0.1)
+    assert at(costs, 2) == pytest.approx(0.057, rel=0.1)
+    assert at(costs, 8) == pytest.approx(0.1, rel=0.1)
+
+
 def test_without_measurements_the_first_rounds_set_the_scale() -> None:
     costs = PassCosts()
     for _ in range(5):
@@ -80,7 +92,7 @@ def test_without_measurements_the_first_rounds_set_the_scale() -> None:
 def test_a_new_batch_size_begins_where_the_last_one_was_and_learns_its_own() -> None:
     costs = PassCosts()
     costs.learn({1: 0.1, 64: 0.2})
-    for _ in range(40):
+    for _ in range(80):
         costs.observe(4, 4, 100, seconds=0.3, is_plain=True)
     assert at(costs, 4, batch=4) == pytest.approx(0.3, rel=0.1)
     assert at(costs, 5, batch=5) == pytest.approx(0.3, rel=0.15)

@@ -16,7 +16,8 @@ MAX_ROWS = 4096  # up to which the cost of a pass is extrapolated
 class CostConstants:
     """Numbers that were tuned; docs/lab/auto.md compares each with its neighbours."""
 
-    growth: float = 0.04  # share by which expected seconds rise at most after a longer measurement
+    row_doubt: float = 0.25  # how unsure the cost of a further row is, relative to that of a pass
+    growth: float = 0.02  # share by which expected seconds rise at most after a longer measurement
     settled_rounds: int = 12
     """Rounds with a draft in a row after which the cost of rounds without one changes along, and the reverse."""
 
@@ -41,7 +42,7 @@ class _Cell:
 
     plain: float  # without a draft before the pass
     drafted: float  # with one
-    slope: float  # of further rows
+    row: float = 0.0  # of a further row, in passes over one: what the curve lacks
     num_alike: int = 0  # consecutive rounds with a draft, or negative without one
     magnitude: int = 0  # of the prefix length
 
@@ -62,7 +63,7 @@ class PassCosts:
         self._base: list[float] = np.interp(range(MAX_ROWS + 1), places, values).tolist()
         self._has_scale = bool(pass_seconds)
         self._cells: dict[int, _Cell] = {}
-        self._last = _Cell(1.0, 1.0, 1.0)
+        self._last = _Cell(1.0, 1.0)
 
     def plain(self, batch: int) -> float:
         """Return the seconds of a pass without a draft before it."""
@@ -72,8 +73,9 @@ class PassCosts:
         """Return the seconds of a pass after a draft over 0, 1, 2, … nodes more than the batch, never falling."""
         cell = self._cell(batch)
         first = min(batch, MAX_ROWS)
-        least = (cell.drafted - cell.slope) * self._base[first]
-        return [least + cell.slope * seconds for seconds in self._base[first : first + num_nodes + 1]]
+        each = cell.row * self._base[first]
+        base = self._base[first : first + num_nodes + 1]
+        return list(accumulate((cell.drafted * seconds + each * more for more, seconds in enumerate(base)), max))
 
     def observe(self, rows: int, batch: int, prefix: int, *, seconds: float, is_plain: bool = False) -> None:
         """Learn from a round's seconds without its draft; `is_plain` if no draft was made, not even an empty one."""
@@ -83,7 +85,7 @@ class PassCosts:
             self._has_scale = True
             scale = seconds / last
             self._cells = {}
-            self._last = _Cell(scale, scale, scale)
+            self._last = _Cell(scale, scale)
         self._last = cell = self._cell(batch)
         # a factor that was not seen for some rounds changes along with the others: the machine is slower or faster
         is_along = abs(cell.num_alike) >= COSTS.settled_rounds or cell.magnitude != prefix.bit_length()
@@ -92,15 +94,15 @@ class PassCosts:
             change = change_of(cell.plain, seconds / first)
             if is_along:
                 cell.drafted *= 1.0 + change / cell.plain
-                cell.slope *= 1.0 + change / cell.plain
+                cell.row *= 1.0 + change / cell.plain
             cell.plain += change
             cell.num_alike = min(0, cell.num_alike) - 1
         else:
-            more = last - first
             before = cell.drafted
-            change = change_of(before * first + cell.slope * more, seconds) / (first * first + more * more)
-            cell.drafted += change * first
-            cell.slope = max(0.0, cell.slope + change * more)
+            each = COSTS.row_doubt * (rows - batch) * first
+            change = change_of(before * last + cell.row * (rows - batch) * first, seconds) / (last * last + each * each)
+            cell.drafted += change * last
+            cell.row += change * each * COSTS.row_doubt
             # no plain round takes longer than one with more rows
             cell.plain = min(cell.plain * (cell.drafted / before if is_along else 1.0), seconds / first)
             cell.num_alike = max(0, cell.num_alike) + 1
