@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from draftree.models.base import Commit, Extend, LayerSubset, Pass
 from draftree.models.torch import static as static_passes
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.static import CaptureError, Graphs, Shapes
+from draftree.sampling.tree_search import TreeSearch, TreeWidths
 from families import CACHED, SLOTTED, VOCAB_SIZE, drafter_folder, fresh, prompts, target
 from slot_samples import filled
 
@@ -80,6 +82,16 @@ def test_a_draft_model_grows_the_trees_of_a_pass_for_each_level(
     assert len(grown) > 5
     monkeypatch.setattr(HFModel, "grow", lambda *_: None)
     assert counts() == together
+
+
+def test_a_short_tree_beside_a_deep_one_reads_no_position_after_the_last() -> None:
+    model = HFModel(fresh("gpt2"), shapes=SMALL)
+    slots = [filled(model, [3, 4, 5]), filled(model, [3 + i % 40 for i in range(model.max_length - 2)])]
+    jobs = [Extend(slot, [7], [-1], logits_at=[0]) for slot in slots]
+    searches = [TreeSearch(depth, [None] * depth, (), 0.0, -math.inf) for depth in (4, 1)]
+    trees = model.grow(jobs, TreeWidths((1,) * 4, is_best=False), searches)
+    assert trees is not None
+    assert [len(tree.tokens) for tree in trees] == [4, 1]
 
 
 def logits_of_rounds(model: HFModel, texts: Sequence[Sequence[int]]) -> Tensor:

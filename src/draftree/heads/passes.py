@@ -320,11 +320,13 @@ class TorchPasses(HeadPasses):
                 growth, device=self.device, per_tile=self.static.per_tile, subset=self.tokens
             )
         rows = [Rows(slot, job.tokens, own, job.positions) for slot, job, own in zip(slots, jobs, nodes, strict=True)]
+        starts = [slot.length + len(own) for slot, own in zip(slots, nodes, strict=True)]
+        self.pool.lengthen(max(starts) + growth.num_read)  # rows of a level have the places of the widest tree
         wanted = pack_wanted(
             growth,
             searches,
             slots=[slot.index for slot in slots],
-            starts=[slot.length + len(own) for slot, own in zip(slots, nodes, strict=True)],
+            starts=starts,
             positions=[job.positions[-1] + 1 for job in jobs],
         )
         result = self.static.run(

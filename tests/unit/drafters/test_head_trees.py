@@ -189,6 +189,16 @@ def test_what_c_does_not_cover_is_grown_level_by_level(options: dict[str, Any]) 
     assert not both(**options)[1]
 
 
+def test_a_small_tree_beside_a_large_one_has_room() -> None:
+    found = []
+    for in_one_call in (True, False):
+        drafts = Drafts(kind="static", tree="best-16", in_one_call=in_one_call)
+        drafts.passes.pool.reserve(2, 132)  # exactly what the small tree needs
+        texts = [HeadText(drafts.stepper, drafts.head, list(PROMPTS[2][:length])).read() for length in (5, 120)]
+        found.append([(tree.tokens, tree.parents) for tree in drafts.grow(texts, [Budget(16, 5), Budget(4, 5)])])
+    assert found[0] == found[1]
+
+
 FILTERED = (
     SamplingParams(top_k=7),
     SamplingParams(temperature=0.9, top_p=0.6, min_p=0.01),

@@ -69,7 +69,7 @@ class Reader(ABC):
 
     @property
     def is_same(self) -> bool:
-        """Whether tokens and logits of trees are the model's own."""
+        """Whether every token of the model is that token of trees."""
         return False
 
 
@@ -94,7 +94,7 @@ class SameReader(Reader):
 
     @property
     def is_same(self) -> bool:
-        return self._known == self._wanted
+        return self._known <= self._wanted
 
     def answer(self, logits: Logits) -> Logits:
         missing = self._wanted - logits.width

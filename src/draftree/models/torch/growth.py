@@ -35,7 +35,7 @@ class Growth:
 
     trees: int  # number of trees, rounded up
     widths: tuple[int, ...]  # number of children of a node by level
-    num_nodes: int  # maximum number of nodes of a tree
+    num_nodes: int  # maximum number of nodes of a tree, rounded up
     is_best: bool  # whether the nodes of the highest scores stay; otherwise the first ones
     is_noisy: bool  # whether some trees have noise
     is_mapped: bool  # whether shares are mapped to probabilities
@@ -46,7 +46,7 @@ class Growth:
         return Growth(
             trees=rounded(len(searches)),
             widths=tuple(shape.widths[: max(len(search.noise) for search in searches)]),
-            num_nodes=max(search.num_nodes for search in searches),
+            num_nodes=rounded(max(search.num_nodes for search in searches)),
             is_best=shape.is_best,
             is_noisy=any(entry is not None for search in searches for entry in search.noise),
             is_mapped=bool(searches[0].maps),
@@ -240,7 +240,9 @@ class TreeGrowth:
                     index = row[:, :, None].expand(-1, -1, states.shape[-1])
                     before = states.view(trees, frontiers[level], -1).gather(1, index).flatten(0, 1)
                 places_of_rows = torch.where(is_open, wanted.starts[:, None] + known.places, scratch)
-                rows = self._rows(wanted, level, tokens.gather(1, chosen), places_of_rows, seen)
+                # a model may have no position after those of a short tree
+                positions = torch.where(is_open, (wanted.positions + level)[:, None], 0)
+                rows = self._rows(wanted, level, tokens.gather(1, chosen), positions, places_of_rows, seen)
                 logits, states = read(rows, before)
             first += size
         if growth.is_best:
@@ -290,7 +292,9 @@ class TreeGrowth:
         noise = gumbel(keys, ids)[:, None].to(scores.dtype) * is_noisy
         return scores / torch.where(is_noisy, temperatures, 1.0) + noise
 
-    def _rows(self, wanted: Wanted[Tensor], level: int, tokens: Tensor, places: Tensor, seen: Tensor) -> Inputs[Tensor]:
+    def _rows(
+        self, wanted: Wanted[Tensor], level: int, tokens: Tensor, positions: Tensor, places: Tensor, seen: Tensor
+    ) -> Inputs[Tensor]:
         known = self._levels[level]
         frontier = tokens.shape[1]
 
@@ -299,7 +303,7 @@ class TreeGrowth:
 
         return Inputs(
             tokens=tokens.flatten(),
-            positions=by_row(wanted.positions + level),
+            positions=positions.flatten(),
             slots=by_row(wanted.slots),
             places=places.flatten(),
             prefixes=by_row(wanted.starts),
