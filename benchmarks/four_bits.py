@@ -2,7 +2,8 @@
 
     python benchmarks/four_bits.py --ours 'Q4_0=tinyllama-q4_0.gguf' --ours 'int4=tinyllama-1.1b-chat@int4' \\
         --peer 'llama.cpp Q4_0=PYTHON benchmarks/peers/llama_cpp.py tinyllama-q4_0.gguf --threads 2' \\
-        --llama-bench 'llama-bench Q4_0=build/peers/llama.cpp/build/bin/llama-bench tinyllama-q4_0.gguf' \\
+        --llama-bench 'llama.cpp=build/peers/llama.cpp/build/bin/llama-bench tinyllama-q4_0.gguf -fa 1 --no-warmup' \\
+        --llama-bench 'ik_llama.cpp=IK/bin/llama-bench tinyllama-q4_0.gguf -fa 1 -rtr 1' \\
         --out benchmarks/results/four-bits.jsonl
 
 All engines are measured in turns, and stay loaded, except `llama-bench`, a process for each measurement. `write` is the
@@ -162,25 +163,25 @@ class Peer(Engine):
 
 
 class LlamaBench(Engine):
-    """llama.cpp's own benchmark, started for each measurement."""
+    """The benchmark program of llama.cpp or of ik_llama.cpp, started for each measurement; its texts have no prompt."""
 
     def __init__(self, spec: str, threads: int) -> None:
         self.name, _, command = spec.partition("=")
-        program, model = shlex.split(command)
-        self._command = [program, "-m", model, "-t", str(threads), "-o", "jsonl"]
+        program, model, *options = shlex.split(command)
+        self._command = [program, "-m", model, "-t", str(threads), "-o", "json", *options]
 
     def _seconds(self, *options: str) -> float:
         result = subprocess.run([*self._command, *options], capture_output=True, text=True, check=True)
-        return min(json.loads(result.stdout.splitlines()[-1])["samples_ns"]) / 1e9
+        return min(json.loads(result.stdout)[-1]["samples_ns"]) / 1e9
 
     def write(self, turn: int) -> float:
-        return 1e3 * self._seconds("-p", "0", "-n", str(TEXT), "-d", str(START), "-r", "1") / TEXT
+        return 1e3 * self._seconds("-p", "0", "-n", str(TEXT), "-r", "2") / TEXT
 
     def rows(self, count: int, turn: int) -> float:
         return 1e3 * self._seconds("-p", str(count), "-n", "0", "-r", "3")
 
     def prompt(self, count: int, turn: int) -> float:
-        return 1e3 * self._seconds("-p", str(count), "-n", "0", "-r", "1", "--no-warmup")
+        return 1e3 * self._seconds("-p", str(count), "-n", "0", "-r", "1")
 
 
 def main() -> None:
