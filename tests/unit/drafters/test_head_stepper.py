@@ -123,6 +123,24 @@ def test_hidden_states_that_are_unknown_are_left_out() -> None:
     near(head, found[0], rest[0])
 
 
+def test_rounds_without_states_leave_a_gap() -> None:
+    """The head drafts again once states of the last token are there."""
+    head, stepper = built()
+    text = HeadText(stepper, head, PROMPT).read()
+    text.levels(*TREE)
+    for token in (5, 3, 5):
+        text.view.history.append([token])
+        text.slot.length += 1
+        stepper.learn([text.state], [None])
+        stepper.keep([text.state], [()])
+        assert not stepper.is_ready(text.state)
+    text.write([8]).write([9])
+    assert stepper.is_ready(text.state)
+    assert all(bool(row.isfinite().any()) for row in text.levels(*TREE))
+    assert [position for position in text.state.positions if position > len(PROMPT) - 1] == [11, 12]
+    stepper.check_integrity([text.state])
+
+
 @pytest.mark.parametrize("chunk", [1, 3, 7, 50])
 def test_windows_depend_on_the_text_only(chunk: int) -> None:
     head, stepper = built(max_length=16)
