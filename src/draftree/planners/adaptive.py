@@ -67,10 +67,7 @@ class Trials:
     is_on: bool = False  # whether this round has one
 
     def lose(self, seconds: float, clock: float, *, free: float = 0.0) -> None:
-        """Wait until the loss of a trial is a small enough share of the time since.
-
-        The first loss costs no wait, nor do those up to `free`: a text may begin with misses.
-        """
+        """Wait until the loss is a small share of the time since, but not after the first one, nor up to `free`."""
         self.next = clock + (2.0 * seconds / AUTO.loss_share if self.lost > free else 0.0)
         self.lost += seconds
 
@@ -268,9 +265,7 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
         self._plain = 0.0  # seconds of a pass without a draft
         self._curve: list[float] = []  # seconds of a pass after a draft, by scored nodes
         self._overhead = 0.0  # seconds of planning and learning in a round with a draft
-        self._credit = (
-            0.0  # seconds that drafts may lose besides the allowance: a share of the time, and what they saved
-        )
+        self._credit = 0.0  # seconds that drafts may lose besides the allowance: a share of the time, and their gain
         self._risk = 0.0  # seconds that the round may lose
         self._rivals = [index for index, part in enumerate(self.parts) if part.runs_model]  # at most one drafts
         self._trials = Trials()  # of them
@@ -345,8 +340,8 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
         return budgets
 
     def needs_states(self) -> bool:
-        wait = max(self._num_idle * self._plain, self._trials.next - self._clock)
         is_asked = not self._is_idle and any(any(self._plans[index].asked) for index in self._rivals)
+        wait = max(self._num_idle * self._plain, self._trials.next - self._clock)
         return is_asked or wait < AUTO.context_rounds * self._plain
 
     def _plan_lookup(
