@@ -1,4 +1,4 @@
-"""Heads whose files have weights in 8 bits are read as their products with the scales."""
+"""Heads whose files have weights in 8 or 4 bits are read as their products with the scales."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from block_samples import EAGLE_3, config_of, random_head
-from draftree.core.errors import ModelLoadError
-from draftree.heads.folders import read_head, write_head
+from draftree.core.errors import ModelLoadError, UnsupportedModelError
+from draftree.heads.folders import read_config, read_head, write_head
+from packed_samples import AWQ, COMPRESSED, GPTQ, GROUP, awq, compressed, gptq, rounded
 
 F8 = torch.float8_e4m3fn
 PRODUCT = "layers.0.mlp.up_proj.weight"
@@ -107,4 +108,47 @@ def test_blocks_that_are_no_sizes_are_refused(block: object, tmp_path: Path) -> 
     values["quantization_config"]["weight_block_size"] = block
     (tmp_path / "config.json").write_text(json.dumps(values))
     with pytest.raises(ModelLoadError, match=r"weight_block_size=.* two positive integers"):
+        read_head(tmp_path)
+
+
+METHODS = {"gptq": (GPTQ, gptq), "awq": (AWQ, awq), "compressed-tensors": (COMPRESSED, compressed)}
+
+
+def packed(method: str, folder: Path) -> dict[str, Tensor]:
+    """Write a head of EAGLE-3 whose layer has 4 bits; return the products that its matrices stand for."""
+    settings, stored = METHODS[method]
+    config = config_of(EAGLE_3).changed(hidden=128, target_hidden=128, head_dim=32, intermediate=128)
+    write_head(random_head(config), folder)
+    tensors, products = load_file(folder / "model.safetensors"), {}
+    for name in [name for name in tensors if name.startswith("layers.") and name.endswith("proj.weight")]:
+        codes, scales, zeros = rounded(tensors.pop(name), symmetric=method == "compressed-tensors")
+        tensors |= stored(name.removesuffix("weight"), codes, scales, zeros)
+        products[name] = ((codes.unflatten(1, (-1, GROUP)) - zeros[..., None]) * scales[..., None]).flatten(1)
+    save_file(tensors, folder / "model.safetensors")
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values | {"quantization_config": settings}))
+    return products
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_matrices_of_4_bits_are_read(method: str, tmp_path: Path) -> None:
+    products = packed(method, tmp_path)
+    assert len(products) == 7
+    config = read_config(tmp_path)
+    assert (config.kind, config.attention_bias) == ("eagle3", False)
+    found = read_head(tmp_path, dtype=torch.float32).state_dict()
+    for name, product in products.items():
+        torch.testing.assert_close(found[name], product, rtol=0.01, atol=1e-3)
+
+
+def test_matrices_of_4_bits_that_cannot_be_unpacked_are_refused(tmp_path: Path) -> None:
+    packed("gptq", tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    values["quantization_config"]["desc_act"] = True
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(UnsupportedModelError, match="groups in another order of inputs"):
+        read_head(tmp_path)
+    del values["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ModelLoadError, match="no quantization_config"):
         read_head(tmp_path)

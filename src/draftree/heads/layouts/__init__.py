@@ -22,6 +22,7 @@ from draftree.core.errors import ModelLoadError, ModelNotFoundError
 from draftree.heads.config import FULL, SLIDING, HeadConfig
 from draftree.heads.quantized import BLOCK, expanded
 from draftree.weights.folders import index_files, read_settings
+from draftree.weights.packed_checkpoint import METHODS, SHAPE, PackedCheckpoint, quantization_of
 
 
 @final
@@ -201,6 +202,8 @@ def selector_json(config: HeadConfig) -> dict[str, int]:
 CONFIG = "config.json"
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"
+PACKED_PARTS = {part for names in METHODS.values() for part in (*names, SHAPE)}
+"""Last parts of the names of tensors of 4-bit matrices."""
 MEDUSA_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 
 
@@ -238,7 +241,24 @@ class HeadFolder:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each tensor by name. Values are not read."""
+        """Shape of each tensor by name, of 4-bit matrices that of their values. Values are not read."""
+        if (packed := self._packed) is None:
+            return self._stored
+        others = {name: shape for name, shape in self._stored.items() if name.rpartition(".")[2] not in PACKED_PARTS}
+        return others | {name: packed.shape(name) for name in packed.sources}
+
+    @cached_property
+    def _packed(self) -> PackedCheckpoint | None:
+        """The files if some matrices have 4 bits."""
+        codes = tuple(f".{names.codes}" for names in METHODS.values())
+        if not any(name.endswith(codes) for name in self._stored):
+            return None
+        if (settings := quantization_of(self.path)) is None:
+            raise ModelLoadError(f"it has 4-bit matrices, and its {CONFIG} no quantization_config: get the head again")
+        return PackedCheckpoint(self.path, settings)
+
+    @cached_property
+    def _stored(self) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {}
         for file in self.files:
             if file.endswith(".safetensors"):
@@ -249,12 +269,18 @@ class HeadFolder:
         return shapes
 
     def tensors(self, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, Tensor]:
-        """Return the tensors with wanted names, on the host, none of them quantized."""
+        """Return the tensors with wanted names, on the host, quantized ones as bfloat16."""
         tensors: dict[str, Tensor] = {}
+        if (packed := self._packed) is not None:
+            codes = packed.sources.keys() - self._stored.keys()
+            tensors = {name: packed.values(name).bfloat16() for name in codes if wanted(name)}
+        shapes = self.shapes
         for file in self.files:
             if file.endswith(".safetensors"):
                 with self._safe(file) as held:
-                    tensors |= {name: held.get_tensor(name) for name in list(held.keys()) if wanted(name)}
+                    tensors |= {
+                        name: held.get_tensor(name) for name in list(held.keys()) if name in shapes and wanted(name)
+                    }
             else:
                 tensors |= {name: tensor for name, tensor in self._unpickled(file, "cpu").items() if wanted(name)}
         block = self.values.part("quantization_config", optional=True).get("weight_block_size")
