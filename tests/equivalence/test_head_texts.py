@@ -22,6 +22,7 @@ from draftree.heads.native_passes import NativeBlockPasses, NativePasses
 from draftree.heads.passes import HeadPasses, TorchPasses
 from families import prompts, target
 from head_samples import head_config, random_head
+from mtp_families import FAMILIES, published_target
 from mtp_targets import TARGETS, target_with_mtp
 from native_samples import in_c
 from target_heads import BLOCKS, head_folder
@@ -307,6 +308,17 @@ def test_the_mtp_layer_of_a_target_drafts_for_it(name: str, tree: str, tmp_path:
         LLM(folder, "none", dtype="float32"),
         LLM(folder, f"head:{folder}{tree}", plan="fixed", dtype="float32"),
     )
+    for temperature in TEMPERATURES:
+        assert ids(fast, temperature) == ids(plain, temperature)
+    assert fast.generate(RAGGED[0], params(0.0))[0].stats.draft_tokens > 10
+    fast.engine.check_integrity()
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - {"mimo"}))  # whose target transformers does not have
+def test_the_mtp_layer_of_a_family_drafts_for_it(name: str, tmp_path: Path) -> None:
+    folder = published_target(name, tmp_path / "target")
+    plain = LLM(folder, "none", dtype="float32")
+    fast = LLM(folder, f"head:{folder},k=3", plan="fixed", dtype="float32")
     for temperature in TEMPERATURES:
         assert ids(fast, temperature) == ids(plain, temperature)
     assert fast.generate(RAGGED[0], params(0.0))[0].stats.draft_tokens > 10

@@ -149,6 +149,14 @@ class Head(nn.Module, ABC):
 class FeatureHead(Head):
     """Head that drafts level by level: `eagle`, `eagle3`, `peagle`, `mtp`."""
 
+    window: int | None = None
+    """Number of last positions that a row sees; None for all."""
+
+    @property
+    def sinks(self) -> Tensor | None:
+        """Logits that enter the sum of the attention's weights only, shape (heads,); None for none."""
+        return None
+
     @abstractmethod
     def project(self, features: Tensor) -> Tensor:
         """Return the states before the tokens that follow, from the target's hidden states.

@@ -60,6 +60,7 @@ class HeadConfig:
     mlp_bias: bool = False  # whether the products of the perceptron have a bias
     fc_bias: bool = False  # whether the first product, `fc`, has a bias
     fc_norm: bool = False  # whether every feature has a norm before `fc`
+    has_norm: bool = True  # whether a norm follows the layer of an MTP head
     norm_output: bool = False  # whether states are recycled after the final norm and not before it
     norm_before_residual: bool = False  # whether the residual stream starts after the norm of the state before
     norm_before_fc: bool = False  # whether there is one norm over all features, concatenated, before `fc`

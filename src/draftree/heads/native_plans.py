@@ -14,6 +14,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from draftree.core.errors import UnsupportedModelError
 from draftree.heads.base import Head
 from draftree.heads.config import HeadConfig
 from draftree.heads.dflash import DFlashHead
@@ -179,9 +180,13 @@ def _plan_dflash(head: DFlashHead, dtype: str) -> HeadPlan:
 
 
 def _plan_mtp(head: MtpHead) -> HeadPlan:
-    """Plan an MTP head as a model of one layer, whose input is fused; its states are recycled after the final norm."""
-    config, model = head.config, head.as_model()
-    plan = plan_model(model)
+    """Plan an MTP head as a model of its layers, whose input is fused; states are recycled after the final norm."""
+    config = head.config
+    try:
+        model = head.as_model()
+        plan = plan_model(model)
+    except UnsupportedModelError as reason:
+        raise NativeUnavailableError(str(reason)) from reason
     if (plan.kv_heads, plan.head_dim) != (config.num_kv_heads, config.head_dim):
         raise NativeUnavailableError("keys and values of its layer have sizes of their own")
     for name in ("eh_proj", "enorm", "hnorm"):
@@ -192,13 +197,14 @@ def _plan_mtp(head: MtpHead) -> HeadPlan:
         kind=config.kind,
         context=config.max_length,
         fusion=FusionBlueprint(linear, "enorm.weight", "hnorm.weight"),
+        final_norm=plan.final_norm if config.has_norm else None,
     )
 
     def with_embedding_first(weight: Tensor) -> Tensor:
         return torch.cat(weight.chunk(2, dim=1)[::-1], dim=1)
 
     changed = {"eh_proj.weight": with_embedding_first} if head.is_hidden_first else {}
-    return replace(_shared_plan(plan, model, head.shared, changed), recycles_normed=True)
+    return replace(_shared_plan(plan, model, head.shared, changed), recycles_normed=config.has_norm)
 
 
 def _shared_plan(

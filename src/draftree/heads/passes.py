@@ -228,6 +228,7 @@ class TorchPasses(HeadPasses):
                 min_rows=1,
                 row_bytes=head.config.draft_vocab_size * LOGIT_BYTES,
                 group=head.config.num_heads // head.config.num_kv_heads,
+                window=head.window,
             )
 
     @property
@@ -263,7 +264,7 @@ class TorchPasses(HeadPasses):
         return (trees.grow(inputs, logits, recycled, read=read, scratch=memory.length),)
 
     def _states(self, inputs: Inputs[Tensor], attention: StaticAttention, before: Tensor) -> Tensor:
-        return self.head.run(inputs.tokens, before, inputs.positions, CallRows(attention.attend_rows, self._scaling))
+        return self.head.run(inputs.tokens, before, inputs.positions, CallRows(attention.attend_rows, self.head))
 
     @torch.inference_mode()
     def project(self, features: Tensor) -> Tensor:
@@ -351,14 +352,15 @@ class TorchPasses(HeadPasses):
     def _attend(self, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]]) -> ChainRows | CallRows:
         memory = self.pool.memory
         slot = slots[0]
-        if len(slots) == 1 and slot.depths[-1] == slot.num_tentative:
+        is_plain = self.head.window is None and self.head.sinks is None
+        if is_plain and len(slots) == 1 and slot.depths[-1] == slot.num_tentative:
             return ChainRows(memory, slot.index, slot.length + nodes[0][0], self._scaling)
         current = plan_pass(memory, slots, nodes, self.device)
 
         def attend(call: LayerCall, *rows: Tensor) -> Tensor:
             return current.attend(call, *(part.transpose(0, 1).unsqueeze(0) for part in rows))[0]
 
-        return CallRows(attend, self._scaling)
+        return CallRows(attend, self.head)
 
 
 @final
@@ -394,11 +396,10 @@ class ChainRows:
 class CallRows:
     """Attention of rows of several slots or trees, as a pass of a model handles it."""
 
-    def __init__(self, attend: Callable[[LayerCall, Tensor, Tensor, Tensor], Tensor], scaling: float) -> None:
+    def __init__(self, attend: Callable[[LayerCall, Tensor, Tensor, Tensor], Tensor], head: FeatureHead) -> None:
         self._attend = attend
-        self._scaling = scaling
+        self._call = LayerCall(0, head.config.head_dim**-0.5, window=head.window, softcap=None, sinks=head.sinks)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Store keys and values, then attend; shapes as in `Attend`."""
-        call = LayerCall(layer, self._scaling, window=None, softcap=None, sinks=None)
-        return self._attend(call, query, key, value)
+        return self._attend(replace(self._call, layer=layer), query, key, value)

@@ -486,7 +486,7 @@ def place_of(known: KnownDrafter) -> tuple[Path | None, str | None]:
     return snapshot, None if snapshot is None else "in the hub cache"
 
 
-MTP_NAME = re.compile(r"(?:.*\.)?mtp\..*|.*\.eh_proj\.weight")
+MTP_NAME = re.compile(r"(?:.*\.)?mtp[._].*|.*\.eh_proj\.weight")
 
 
 def _in_checkpoint(target: Target) -> Iterator[FoundDrafter]:

@@ -15,10 +15,11 @@ from draftree.core.errors import ModelLoadError
 from draftree.heads.base import TargetParts
 from draftree.heads.folders import read_config, read_head
 from draftree.heads.mtp import MtpHead
+from draftree.heads.passes import RowJob, TorchPasses
 from draftree.models.base import EmbeddingFacts
 from head_samples import causal
+from mtp_families import FAMILIES, VOCABULARY, WIDTH, Reference, split_experts
 
-WIDTH, VOCABULARY = 32, 64
 COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": 48, "moe_intermediate_size": 16,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "num_experts_per_tok": 2,
@@ -41,10 +42,6 @@ QWEN: dict[str, Any] = {
 }  # fmt: skip
 QWEN35 = {**{name: value for name, value in QWEN.items() if "expert" not in name}, "model_type": "qwen3_5_text"}
 QWEN35_MOE = {**QWEN, "model_type": "qwen3_5_moe_text"}
-GLM5: dict[str, Any] = {
-    **{name: value for name, value in DEEPSEEK.items() if name != "n_group"}, "model_type": "glm_moe_dsa", "n_group": 1,
-    "index_topk": 64, "index_head_dim": 8, "index_n_heads": 2, "mlp_layer_types": ["dense", "sparse"],
-}  # fmt: skip
 TARGETS = {"deepseek": DEEPSEEK, "glm": GLM, "qwen3-next": QWEN, "qwen3.5": QWEN35, "qwen3.5-moe": QWEN35_MOE}
 
 
@@ -94,17 +91,6 @@ def written(values: dict[str, Any], mtp: Any, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(values))
 
 
-def split_experts(name: str, tensor: Tensor) -> dict[str, Tensor]:
-    if name.endswith("experts.gate_up_proj"):
-        base = name.removesuffix("gate_up_proj")
-        halves = {"gate": tensor.chunk(2, dim=1)[0], "up": tensor.chunk(2, dim=1)[1]}
-        return {f"{base}{i}.{part}_proj.weight": half[i] for part, half in halves.items() for i in range(len(tensor))}
-    if name.endswith("experts.down_proj"):
-        base = name.removesuffix("down_proj")
-        return {f"{base}{i}.down_proj.weight": tensor[i] for i in range(len(tensor))}
-    return {name: tensor}
-
-
 def bound(model: Any, folder: Path) -> MtpHead:
     head = read_head(folder)
     assert isinstance(head, MtpHead)
@@ -145,11 +131,26 @@ def test_the_configuration_names_one_feature_and_no_draft_vocabulary(name: str, 
     assert (config.kind, config.features, config.is_full, config.depth) == ("mtp", (-1,), True, 1)
 
 
-def test_layers_that_choose_their_keys_are_refused(tmp_path: Path) -> None:
-    _, mtp = target_and_mtp(GLM5)
-    written(GLM5, mtp, tmp_path)
-    with pytest.raises(ModelLoadError, match="'glm_moe_dsa' choose the keys that they attend to"):
-        read_head(tmp_path)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_published_layer_computes_what_its_parts_do(name: str, tmp_path: Path) -> None:
+    reference = Reference(FAMILIES[name])
+    reference.write(tmp_path)
+    head = read_head(tmp_path)
+    assert isinstance(head, MtpHead)
+    noise = torch.Generator().manual_seed(4)
+    embedding, output = (torch.randn(VOCABULARY, WIDTH, generator=noise) for _ in range(2))
+    head.bind(TargetParts(embedding, output, EmbeddingFacts(1.0, 1.0), lambda states: states, 2))
+    tokens, states = torch.randint(VOCABULARY, (9,), generator=noise), torch.randn(9, WIDTH, generator=noise)
+    wanted = reference(embedding[tokens], states, torch.arange(1, 10))
+    passes = TorchPasses(head, torch.device("cpu"))
+    slot = passes.pool.open()
+    before = passes.project(states[:, None])
+    # the first rows are a prefix, the others a chain
+    passes.read([RowJob(slot, tokens[:6].tolist(), range(1, 7), range(-1, 5), before[:6], (5,))])
+    result = passes.extend([RowJob(slot, tokens[6:].tolist(), range(7, 10), range(-1, 2), before[6:], (0, 1, 2))])
+    torch.testing.assert_close(result.states, wanted[6:], rtol=1e-3, atol=1e-3)
+    own = output if reference.lm_head is None else reference.lm_head.weight
+    torch.testing.assert_close(result.logits.tensor(), wanted[6:] @ own.T, rtol=1e-3, atol=1e-3)
 
 
 def test_missing_and_unexpected_tensors_are_named(tmp_path: Path) -> None:
@@ -166,3 +167,11 @@ def test_missing_and_unexpected_tensors_are_named(tmp_path: Path) -> None:
     save_file(stored, tmp_path / "model.safetensors")
     with pytest.raises(ModelLoadError, match=r"mlp\.experts\.2\.up_proj\.weight"):
         read_head(tmp_path)
+
+
+def test_layers_that_alone_rotate_keys_are_refused(tmp_path: Path) -> None:
+    Reference(FAMILIES["mellum"]).write(tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(values | {"model_type": "exaone_moe"}))
+    with pytest.raises(ModelLoadError, match="rotates keys, and other layers like it do not"):
+        read_config(tmp_path)

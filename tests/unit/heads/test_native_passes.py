@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from torch import Tensor
 from draftree.core.tree import path
 from draftree.drafters.tree_builder.head_stepper import HeadStepper
 from draftree.heads import native_passes
-from draftree.heads.base import FeatureHead
+from draftree.heads.base import FeatureHead, TargetParts
+from draftree.heads.folders import read_head
 from draftree.heads.layouts import Values
 from draftree.heads.layouts.mtp import layer_config
 from draftree.heads.mtp import HIDDEN_FIRST, MtpHead
@@ -28,6 +30,7 @@ from draftree.models.native import decoder
 from draftree.models.native.build import NativeUnavailableError
 from head_samples import HIDDEN, VOCAB, head_config, random_head, random_parts
 from head_texts import HeadText
+from mtp_families import FAMILIES, WIDTH, Reference
 from native_builds import EACH_BUILD, built
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="native kernels need a C compiler")
@@ -115,6 +118,38 @@ def test_mtp_layers_compute_what_their_modules_do(name: str, facts: dict[str, An
     native = NativePasses(bound_mtp(name, **facts))
     found, wanted = (rows_of(p, rounds=3) for p in (native, TorchPasses(bound_mtp(name, **facts), torch.device("cpu"))))
     assert (found - wanted).abs().max() < 5e-5 * (wanted.max() - wanted.min())
+
+
+def published(name: str, folder: Path) -> FeatureHead:
+    Reference(FAMILIES[name]).write(folder)
+    head = read_head(folder)
+    assert isinstance(head, FeatureHead)
+    noise = torch.Generator().manual_seed(4)
+    embedding, output = (torch.randn(head.config.vocab_size, WIDTH, generator=noise) for _ in range(2))
+    head.bind(TargetParts(embedding, output, EmbeddingFacts(1.0, 1.0), lambda states: states, 2))
+    return head
+
+
+@pytest.mark.parametrize("name", ["ernie-4.5", "glm-4.7-flash", "mellum", "mimo"])
+def test_mtp_layers_of_other_families_compute_what_their_modules_do(name: str, tmp_path: Path) -> None:
+    native = NativePasses(published(name, tmp_path))
+    found, wanted = (
+        rows_of(p, rounds=3) for p in (native, TorchPasses(published(name, tmp_path), torch.device("cpu")))
+    )
+    assert (found - wanted).abs().max() < 5e-5 * (wanted.max() - wanted.min())
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("glm-5", "keeps DynamicIndexedLayer beside keys and values"),
+        ("nemotron-h", "keeps states outside"),
+        ("step-3.7", "are in a model of images"),
+    ],
+)
+def test_mtp_layers_that_kernels_do_not_have_are_refused(name: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(NativeUnavailableError, match=words):
+        NativePasses(published(name, tmp_path))
 
 
 @pytest.mark.parametrize(("kind", "share"), [("bfloat16", 0.04), ("int8", 0.06)])

@@ -78,7 +78,7 @@ def configure(folder: HeadFolder) -> HeadConfig:
         raise ModelLoadError(f"config.json has {TYPE} '{kind}': {suggestion(kind, KINDS)}")
     layer = values.part(LAYERS)
     if kind == MTP:
-        return mtp.layer_config(layer, **_method(values))
+        return mtp.layer_config(layer, mtp.shapes_of(folder, *mtp.OF_SPECULATORS), **_method(values))
     names = folder.shapes
     model_type = layer.text("model_type", LLAMA)
     if model_type not in (LLAMA, QWEN3):
@@ -109,7 +109,7 @@ def configure(folder: HeadFolder) -> HeadConfig:
 def tensors(folder: HeadFolder) -> dict[str, Tensor]:
     """Return the tensors, whose names are ours."""
     if folder.values.get(TYPE) == MTP:
-        return mtp.renamed(folder, "mtp_layers.0.", mtp.SPECULATORS)
+        return mtp.renamed(folder, *mtp.OF_SPECULATORS)
     return folder.tensors(lambda name: name not in TARGETS_OWN)
 
 
