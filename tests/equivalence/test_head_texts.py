@@ -111,6 +111,23 @@ def test_native_kernels_write_the_same_text_by_their_bits(
 
 
 @in_c
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+@pytest.mark.parametrize("tree", ["", ",tree=best-9"])
+def test_causal_blocks_draft_the_same_text(
+    llama: Path, models: Path, made: list[HeadPasses | BlockPasses], kernels: str, tree: str
+) -> None:
+    """Heads of JetSpec."""
+    options = KINDS["float32"] | {"kernels": kernels}
+    fast = LLM(llama, f"head:{head_folder(models, 'dflash', causal=True, **IN_C)}{tree}", plan="fixed", **options)
+    assert isinstance(made[-1], NativeBlockPasses) == (kernels == "native")
+    for temperature in TEMPERATURES:
+        done = fast.generate(RAGGED, params(temperature))
+        assert [one.token_ids for one in done] == plain(llama, temperature, **options)
+        assert sum(one.stats.draft_tokens for one in done) > 60
+    fast.engine.check_integrity()
+
+
+@in_c
 @pytest.mark.parametrize(("kind", "quantization"), [("float32", None), ("bfloat16", "int8"), ("int8", "int8")])
 def test_weights_have_8_bits_unless_the_target_is_float32(
     llama: Path, models: Path, made: list[HeadPasses | BlockPasses], kind: str, quantization: str | None
