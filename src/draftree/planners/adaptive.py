@@ -286,8 +286,6 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
     def open(self, *, is_sampled: bool = False) -> SequenceEstimates:
         """Return the estimates of a sequence without an observation."""
         self._num_idle = 0
-        # of what was gained in other texts, little may be lost in this one
-        self._credit = min(self._credit, AUTO.allowance * self._plain)
         return SequenceEstimates(is_sampled, [Trials() for _ in self.parts], [0] * len(self.parts))
 
     def budgets(self, states: Sequence[SequenceEstimates]) -> list[Budget]:
