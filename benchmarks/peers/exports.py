@@ -54,7 +54,7 @@ def in_llama_cpp(given: argparse.Namespace, prompts: list[str]) -> list[Counts]:
     counts = []
     for prompt in prompts:
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-            file.write(prompt)
+            file.write(prompt + "\n")  # the program drops the last newline of a file
             file.flush()
             command = [given.program, "-m", given.target, "-md", given.draft, "-f", file.name, "--temp", "0"]
             command += ["--spec-type", given.type, "--spec-draft-n-max", str(given.drafted), "-n", str(given.tokens)]
