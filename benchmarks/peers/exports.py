@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    tokenizer = AutoTokenizer.from_pretrained(given.folder)
+    tokenizer = AutoTokenizer.from_pretrained(given.folder, trust_remote_code=False)
     texts = prompts_of(given.prompts, given.limit, tokenizer)
     ids = [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
     if given.where == "llama.cpp":
