@@ -173,7 +173,7 @@ class Methods:
     """Configured methods that fit together; no weights are loaded yet."""
 
     draft: str  # name of the drafter, by which requests choose it
-    drafters: tuple[DraftMethod, ...]  # none for plain decoding, several for a merged tree
+    drafters: tuple[DraftMethod, ...]  # None for plain decoding, several for a merged tree
     traits: DraftTraits  # static facts of the drafters together
     draw: Draw  # how children are drawn, as agreed between drafters and verifier
     verifier: Verifier

@@ -210,8 +210,7 @@ class Forest:
         self.model = model
         self._capacity = capacity if model.supports_trees else 1
         self._length = length
-        self.is_read = False
-        """Whether the jobs so far contain the whole prompt."""
+        self.is_read = False  # whether the jobs so far contain the whole prompt
         self.num_reused = 0
         model.reserve(model.num_open + 1, length)
         if prompt.source is None:

@@ -303,8 +303,7 @@ def report(
             show_results(results)
 
 
-WORSE = 1
-"""Exit status if something is worse than the baseline, or a submission is not valid."""
+WORSE = 1  # exit status if something is worse than the baseline, or a submission is not valid
 BASELINE = "Baseline"
 
 FILES: Any = argument(..., "Submissions.", "FILE...")

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from draftree.cli.chat_session import Drafting
 
 
-MAX_TOKENS = 1024
-"""Default maximum length of an answer."""
+MAX_TOKENS = 1024  # default maximum length of an answer
 DEFAULTS = {"max_tokens": MAX_TOKENS}
 NOT_OF_CHATS = frozenset({"n", "logprobs", "prompt_logprobs", "truncate_prompt_tokens", "prediction"})
 """Sampling parameters that a conversation has no use for."""

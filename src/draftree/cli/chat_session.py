@@ -31,8 +31,7 @@ from draftree.remote.address import is_remote
 from draftree.sampling.params import SamplingParams
 from draftree.text.tokenizer import Tokenizer
 
-INTERRUPTED = "interrupted"
-"""Finish reason of an answer that Ctrl-C ended."""
+INTERRUPTED = "interrupted"  # finish reason of an answer that Ctrl-C ended
 HEADROOM = 4
 """After turns are dropped, this fraction of the context is free: the next turns can use the prefix cache again."""
 
@@ -343,8 +342,7 @@ def write_answer(
     return Answer(message, done.text, done.finish_reason, done.stats, seconds, done)
 
 
-ROOM_FOR_ANSWER = 4
-"""A fraction of the context is kept free for an answer whose length the user did not choose."""
+ROOM_FOR_ANSWER = 4  # a fraction of the context is kept free for an answer whose length the user did not choose
 COMMAND = "/"
 
 
@@ -370,8 +368,7 @@ class Session:
         self.conversation = conversation
         self.params = params
         self.fits_context = fits_context
-        self.answers: list[Answer] = []
-        """All of them, also those that were taken back."""
+        self.answers: list[Answer] = []  # all of them, also those that were taken back
         self.is_over = False
         self._reader = reader
         self._screen = screen

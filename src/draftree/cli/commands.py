@@ -204,8 +204,7 @@ GUESSES: dict[str, tuple[str, ...]] = {
 PROGRAM = "draftree"
 WRONG_USAGE = 2
 HELP_WIDTH = 100
-COMPLETION_VARIABLE = "_DRAFTREE_COMPLETE"
-"""Set by a shell that asks for completions."""
+COMPLETION_VARIABLE = "_DRAFTREE_COMPLETE"  # set by a shell that asks for completions
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """The base class of all argument errors; typer exports only this subclass of it."""
 

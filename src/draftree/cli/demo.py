@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 MODEL = "smollm2-135m-instruct"
 MAX_WIDTH = 80
 WARM_UP_PROMPT = "Name some colours."
-WARM_UP_TOKENS = 24
-"""Enough rounds for the first passes of a drafter's model, which are slow."""
+WARM_UP_TOKENS = 24  # enough rounds for the first passes of a drafter's model, which are slow
 
 
 @dataclass(frozen=True, slots=True)

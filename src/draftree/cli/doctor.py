@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 
 WIDTH = 120
-DEFAULTS = (None, False, "auto", "coupled")
-"""Values of options that were not given."""
+DEFAULTS = (None, False, "auto", "coupled")  # values of options that were not given
 OF_MODELS = (
     "draft",
     "verify",

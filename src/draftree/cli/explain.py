@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 
 PROMPT = "Once upon a time"
-NOISE = 1.05
-"""Ratio of two decode rates up to which they count as equal."""
+NOISE = 1.05  # ratio of two decode rates up to which they count as equal
 
 
 @takes_setup(*(name for name in ALL_OPTIONS if name not in ("learn", "allow_control_tokens", "exact")))

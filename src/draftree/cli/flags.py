@@ -19,13 +19,10 @@ from draftree.sampling.params import SamplingParams
 
 T = TypeVar("T")
 
-DEFAULTS: dict[str, Any] = {"max_tokens": 256}
-"""Defaults that differ from the library's."""
+DEFAULTS: dict[str, Any] = {"max_tokens": 256}  # defaults that differ from the library's
 REMARKS = {"max_tokens": "the default is reduced to fit the context"}
-FILES = frozenset({"prediction", "grammar", "grammar_prefix"})
-"""Long texts, which are read from a file."""
-TEXTS_OR_FILES = frozenset({"json_schema"})
-"""JSON on the command line, or a file of it."""
+FILES = frozenset({"prediction", "grammar", "grammar_prefix"})  # long texts, which are read from a file
+TEXTS_OR_FILES = frozenset({"json_schema"})  # JSON on the command line, or a file of it
 LIBRARY_ONLY = frozenset({"detokenize", "spaces_between_special_tokens"})
 NO_VALUE = "none"
 WORDS: dict[Any, str] = {int: "N", float: "X", str: "TEXT"}

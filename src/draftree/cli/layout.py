@@ -18,14 +18,12 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-WHOLE = 1000
-"""Longer than any summary."""
+WHOLE = 1000  # longer than any summary
 NUMBERS = {int: re.compile(r"[0-9]{1,18}", re.ASCII), float: re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)}
 """Texts of numbers that typer reads as Python does."""
 
 
-SCREEN_LINES = 40
-"""Longer help is reduced to the essential options; --help-all shows the rest."""
+SCREEN_LINES = 40  # longer help is reduced to the essential options; --help-all shows the rest
 ESSENTIAL = frozenset(
     {"prompts", "draft", "drafts", "system", "temperature", "temperatures", "max_tokens", "seed", "quantization"}
     | {"as_json", "compare", "output", "beam_width", "num_return_sequences", "language", "form", "host", "port"}
@@ -33,11 +31,9 @@ ESSENTIAL = frozenset(
     | {"limit_tokens", "save", "hours"}
 )
 """Options that reduced help shows."""
-OUTPUT = "Output"
-"""A panel of options that most commands have."""
+OUTPUT = "Output"  # a panel of options that most commands have
 HELP_ALL = "--help-all"
-SHOWS_ALL = "draftree.cli.layout.shows_all"
-"""Key of a context's data: whether its help shows all options."""
+SHOWS_ALL = "draftree.cli.layout.shows_all"  # key of a context's data: whether its help shows all options
 
 
 def option(

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from draftree.engine.sequence import Piece
     from draftree.outputs import CompletionStats
 
-INTERRUPTED = 130
-"""Exit status after Ctrl-C."""
+INTERRUPTED = 130  # exit status after Ctrl-C
 GREEN = "\x1b[32m"
 BOLD = "\x1b[1m"
 DIM = "\x1b[2m"
@@ -126,8 +125,7 @@ def short_bytes(count: int | None) -> str:
 CLEAR_LINE = "\r\x1b[K"
 SHOW_CURSOR = "\x1b[?25h"
 STEPS: dict[Step, str] = {"download": "downloading", "check": "reading", "convert": "unpacking"}
-STEP_LOGGERS = (steps.name, "draftree.models.native.build")
-"""Loggers of which each INFO record announces a slow step."""
+STEP_LOGGERS = (steps.name, "draftree.models.native.build")  # loggers of which each INFO record announces a slow step
 
 
 @contextmanager

@@ -273,8 +273,7 @@ def finite(value: Any) -> Any:
 # Plain decoding runs before and after speculation, so that a machine that warms up or slows down favours neither. Only
 # decode time is compared: both read the prompt in the same way.
 
-SHOWN = 30
-"""Characters of each text in the report of a difference."""
+SHOWN = 30  # characters of each text in the report of a difference
 
 
 def keeps_text(verifier: type[Verifier], temperature: float) -> bool:

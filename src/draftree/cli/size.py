@@ -19,8 +19,7 @@ from draftree.lab.fleet.simulation import PLAIN, HostCosts, RoundOutcome, outcom
 from draftree.lab.fleet.sizing import USUAL_HOST, Demand, Plan, parse_parameters, plans, simulated
 
 DEMAND, FLEET = "Demand", "Fleet"
-DEVICE, MAX_BATCH = "h100", 32
-"""Defaults."""
+DEVICE, MAX_BATCH = "h100", 32  # defaults
 HEADINGS = (
     *("devices", "replicas", "each", "batch", "tokens/s"),
     *("first token p50/p95", "ms per token p50/p95", "queued", ""),

@@ -203,8 +203,7 @@ def head_of(
     )
 
 
-COVERED = 0.9
-"""Share of tokens in the draft vocabulary above which a larger one gains little."""
+COVERED = 0.9  # share of tokens in the draft vocabulary above which a larger one gains little
 
 
 def run_training(run: Run, work: Callable[[], T], *, resume: str = " with --resume") -> T:
@@ -371,10 +370,8 @@ def distill(
 
 
 STUDENT_START = "smollm2-135m-instruct"
-TIMES_SMALLER = 4
-"""A target is at least so many times as large as the model that a student starts from."""
-UNSEEN_PROMPTS = 24
-"""Prompts of the measurement, which no text of training answers."""
+TIMES_SMALLER = 4  # a target is at least so many times as large as the model that a student starts from
+UNSEEN_PROMPTS = 24  # prompts of the measurement, which no text of training answers
 PLAN = "plan.json"
 MAX_HOURS = 10_000
 

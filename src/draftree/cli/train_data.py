@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from draftree.train.data.capture import Capture, CaptureSettings, Progress
     from draftree.train.data.prompts import PromptSet
 
-PROGRESS = 1000
-"""Messages between two lines of progress."""
+PROGRESS = 1000  # messages between two lines of progress
 
 
 class MessageOptions:
@@ -80,8 +79,7 @@ def prompts(
 
 PROMPTS, TEXTS, STORED = "Prompts", "Texts", "Stored data"
 DEFAULT_PROMPTS = ("shipped", "expanded")
-LINE_SECONDS = 60.0
-"""Seconds between lines of progress without a terminal."""
+LINE_SECONDS = 60.0  # seconds between lines of progress without a terminal
 
 
 class CaptureOptions:

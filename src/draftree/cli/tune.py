@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
 NOTHING = "–"
 HEADINGS = ("drafter", "texts", "tokens/s", "speed-up", "median", "quartiles", "accepted", "predicted", "replayed", "")
-REPLAYED = slice(7, 9)
-"""Columns of what replays predict."""
+REPLAYED = slice(7, 9)  # columns of what replays predict
 
 
 def table(standings: Sequence[Standing], predicted: Sequence[Standing] = ()) -> str:
@@ -78,8 +77,7 @@ def predicted_cells(standing: Standing | None) -> tuple[str, str]:
 SEARCH = "Search"
 KEPT = "Kept results"
 NOT_KEPT = 1
-FEWEST_TEXTS = 4
-"""Texts of the winner without which it is not kept."""
+FEWEST_TEXTS = 4  # texts of the winner without which it is not kept
 
 
 class DraftTuneOptions:

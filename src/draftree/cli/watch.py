@@ -68,8 +68,7 @@ STATUS_PATH, ROUNDS_PATH = "/draftree/status", "/draftree/rounds"
 TIMEOUT_SECONDS = 10.0
 SILENCE_SECONDS = 60.0
 """A stream of rounds that is silent for longer is opened again; the server sends a comment more often."""
-MAX_BYTES = 4_000_000
-"""Largest answer or event that is read."""
+MAX_BYTES = 4_000_000  # largest answer or event that is read
 UNAUTHORIZED, FORBIDDEN = 401, 403
 OK, SERVER_ERROR = 200, 500
 
@@ -202,8 +201,7 @@ def count(values: Mapping[str, Any], name: str) -> int:
     return max(0, int(number(values, name) or 0))
 
 
-RATES, ROUNDS = 60, 200
-"""Remembered rates of a model, and rounds of all models."""
+RATES, ROUNDS = 60, 200  # remembered rates of a model, and rounds of all models
 
 
 class History:
@@ -298,8 +296,7 @@ LEVELS = "▁▂▃▄▅▆▇█"
 PHASE_WIDTH, MAX_BAR = 14, 16
 PHASE_STYLES = {"plan": "blue", "draft": "green", "score": "magenta", "verify": "cyan", "commit": "yellow"}
 NOTHING = "–"
-FIXED_LINES = 10
-"""Lines of the view besides those of models and rounds."""
+FIXED_LINES = 10  # lines of the view besides those of models and rounds
 LEAST_ROUNDS = 3
 
 

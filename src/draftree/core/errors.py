@@ -79,8 +79,7 @@ def harmless(text: str) -> str:
     return UNSAFE.sub(lambda match: match[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)
 
 
-MAX_WORD_CHARS = 64
-"""Characters of a word for which a known one is suggested; the comparison takes quadratic time."""
+MAX_WORD_CHARS = 64  # characters of a word for which a known one is suggested; the comparison takes quadratic time
 
 
 class DraftreeError(Exception):

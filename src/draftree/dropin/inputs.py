@@ -27,12 +27,10 @@ from draftree.sampling.controls import Controls, build_controls
 from draftree.sampling.params import SamplingParams
 
 DEFAULT_DRAFT = "ngram"
-ASSISTANT = "assistant"
-"""Name of the user's `assistant_model` in the drafter's spec."""
+ASSISTANT = "assistant"  # name of the user's `assistant_model` in the drafter's spec
 
 
-LONGEST = 64
-"""Tokens ahead at most where a schedule lengthens the guess."""
+LONGEST = 64  # tokens ahead at most where a schedule lengthens the guess
 
 
 @dataclass(frozen=True, slots=True)

@@ -254,8 +254,7 @@ class Steps:
 # at a node only once the walk stands there, since the user's code must not be asked about texts that are never written.
 
 
-UNDECIDED = -1
-"""The bonus token of a walk that goes on."""
+UNDECIDED = -1  # the bonus token of a walk that goes on
 
 
 @dataclass(slots=True, eq=False)

@@ -33,8 +33,7 @@ from draftree.sampling.params import SamplingParams
 
 DRAFT_VARIABLE = "DRAFTREE_VLLM_DRAFT"
 """Environment variable with the spec of `Proposer`, such as `suffix,max=32+ngram`."""
-MOST_UNSEEN = 64
-"""Steps after which a text that is in no row has ended; a preempted one that returns begins anew."""
+MOST_UNSEEN = 64  # steps after which a text that is in no row has ended; a preempted one that returns begins anew
 
 
 @dataclass(slots=True)
@@ -69,8 +68,7 @@ class Proposer:
         self._vocab_size = int(vllm_config.model_config.get_vocab_size())
         target = LoadedModel(_Vocabulary(self._vocab_size, self._longest), None, (), "vLLM")
         self._drafter = build_parts(methods, target, None).drafters[0].drafter
-        self._texts: dict[int, _Text] = {}
-        """Texts by the row in which they were last."""
+        self._texts: dict[int, _Text] = {}  # texts by the row in which they were last
         self._unseen: list[_Text] = []
 
     def load_model(self, *_: Any, **__: Any) -> None:

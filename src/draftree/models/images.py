@@ -24,19 +24,12 @@ NOT_READ = frozenset({"input_ids", "attention_mask", "labels"})
 @final
 @dataclass(frozen=True, eq=False)
 class ImagePrompt(Sequence[int]):
-    """Token ids of a prompt with images.
+    """Token ids of a prompt with images."""
 
-    Attributes:
-        tokens: the ids, with as many placeholders as each image has embeddings.
-        inputs: further inputs of the model's forward pass, of batch size 1, such as pixels.
-        num_first: number of first tokens that the model's own forward pass reads: to the token after the last image.
-        digest: hash of these tokens and inputs; equal ones give equal keys and values.
-    """
-
-    tokens: tuple[int, ...]
-    inputs: Mapping[str, Tensor]
-    num_first: int
-    digest: str = field(init=False)
+    tokens: tuple[int, ...]  # the ids, with as many placeholders as each image has embeddings
+    inputs: Mapping[str, Tensor]  # further inputs of the model's forward pass, of batch size 1, such as pixels
+    num_first: int  # number of first tokens that the model's own forward pass reads: to the token after the last image
+    digest: str = field(init=False)  # hash of these tokens and inputs; equal ones give equal keys and values
 
     def __post_init__(self) -> None:
         digest = hashlib.sha256(repr(self.tokens[: self.num_first]).encode())

@@ -22,11 +22,9 @@ from draftree.outputs import Completion
 from draftree.speech.transcriber import Segment
 from draftree.speech.windows import Transcript
 
-TAPS = 24
-"""Input samples on each side of an output sample, for the lower of both rates."""
+TAPS = 24  # input samples on each side of an output sample, for the lower of both rates
 PHASES = 1024
-BETA = 9.0
-"""Shape of the Kaiser window: side lobes of -90 dB."""
+BETA = 9.0  # shape of the Kaiser window: side lobes of -90 dB
 STEP = 2**20
 
 
@@ -47,8 +45,7 @@ class Resampler:
         self._phases = self._up if self._up <= PHASES else PHASES
         self._kernels = _kernels(self._phases, cutoff, self._half)
         self._inputs = np.zeros(self._half, np.float32)
-        self._first = -self._half
-        """Place of the first kept input sample; those before the beginning are 0."""
+        self._first = -self._half  # place of the first kept input sample; those before the beginning are 0
         self._num_outputs = 0
 
     def push(self, samples: np.ndarray) -> np.ndarray:
@@ -107,8 +104,7 @@ class WavFormatError(Exception):
 
     def __init__(self, message: str, *, is_damaged: bool = True) -> None:
         super().__init__(message)
-        self.is_damaged = is_damaged
-        """Whether no other program could read it either."""
+        self.is_damaged = is_damaged  # whether no other program could read it either
 
 
 @dataclass(frozen=True, slots=True)

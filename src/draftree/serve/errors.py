@@ -85,8 +85,7 @@ class ApiError(Exception):
         return JsonResponse(self.body(), self.status, headers=self.headers)
 
 
-Shape = Callable[[ApiError], dict[str, Any]]
-"""Function from an error to the JSON body of a protocol."""
+Shape = Callable[[ApiError], dict[str, Any]]  # function from an error to the JSON body of a protocol
 
 
 def openai_shape(error: ApiError) -> dict[str, Any]:

@@ -23,8 +23,7 @@ from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.serve.errors import ApiError, unavailable
 
 MAX_RETRY_SECONDS = 60
-SMOOTHING = 0.1
-"""Weight of the latest request in the mean duration, from which `Retry-After` is estimated."""
+SMOOTHING = 0.1  # weight of the latest request in the mean duration, from which `Retry-After` is estimated
 
 
 @dataclass(slots=True, eq=False)

@@ -42,11 +42,9 @@ class Job:
         self.served = served
         self.options = options
         self.submissions = tuple(submissions)
-        self.names = names
-        """The body's field of an option, where it has another name."""
+        self.names = names  # the body's field of an option, where it has another name
         self.reasoning: Reasoning | None = None
-        self.drops_text = False
-        """Whether only the prompt is wanted; the generated token is not counted."""
+        self.drops_text = False  # whether only the prompt is wanted; the generated token is not counted
         self.first_time: float | None = None
 
     @classmethod

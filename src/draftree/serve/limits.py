@@ -12,8 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from draftree.serve.errors import ApiError, encode_json
 from draftree.serve.records import record_of
 
-CLOSE = {"Connection": "close"}
-"""Header after which the rest of a request is not read."""
+CLOSE = {"Connection": "close"}  # header after which the rest of a request is not read
 
 
 @dataclass(slots=True)

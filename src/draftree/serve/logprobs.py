@@ -13,8 +13,7 @@ from draftree.text.retokenize import lexicon_of
 from draftree.text.streams import BROKEN
 from draftree.text.tokenizer import Tokenizer
 
-LEAST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON does not have."""
+LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON does not have
 
 
 @final

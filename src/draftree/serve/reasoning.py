@@ -26,17 +26,13 @@ from draftree.serve.tools.parser import CallParser, Delta, Markers, merged
 SPACE = " \t\r\n"
 TAIL_TOKENS = 64
 """Number of last prompt tokens in which markers are searched; a marker may have one token for each byte."""
-MOST_SPACE = 4
-"""Maximum length of white space between reasoning and a text with a grammar."""
+MOST_SPACE = 4  # maximum length of white space between reasoning and a text with a grammar
 
 
 class Stage(Enum):
-    BEFORE = auto()
-    """The text may begin with reasoning."""
-    INSIDE = auto()
-    """The text begins inside reasoning."""
-    AFTER = auto()
-    """The text has no reasoning."""
+    BEFORE = auto()  # the text may begin with reasoning
+    INSIDE = auto()  # the text begins inside reasoning
+    AFTER = auto()  # the text has no reasoning
 
 
 class Splitter(ABC):
@@ -214,8 +210,7 @@ class HarmonySplitter(Splitter):
         self._markers = Markers(frozenset(form.markers))
         self._functions = functions
         self._buffer = ""
-        self._header: str | None = ""
-        """The header of a message; None inside a message."""
+        self._header: str | None = ""  # the header of a message; None inside a message
         self._channel = ""
         self._num_calls = 0
         self._is_call = False
@@ -290,8 +285,7 @@ def _terminal(marker: str, specials: Mapping[str, int]) -> str:
     return f"Token({specials[marker]})" if marker in specials else literal(marker)
 
 
-SWITCHES = ("enable_thinking", "thinking")
-"""Names under which chat templates read whether the model reasons."""
+SWITCHES = ("enable_thinking", "thinking")  # names under which chat templates read whether the model reasons
 UNREAD = "is ignored: the model's chat template reads no such variable"
 
 

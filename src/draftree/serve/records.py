@@ -41,8 +41,7 @@ STATE_NAME = "draftree_record"
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 CLIENT_CLOSED = 499
 MAX_WARNINGS = 16
-MAX_WARNING_CHARS = 256
-"""`Warning` headers of one response, and their length: proxies limit the size of all headers."""
+MAX_WARNING_CHARS = 256  # `Warning` headers of one response, and their length: proxies limit the size of all headers
 UNQUOTED = re.compile(r"[^ !#-\[\]-~]")
 """Characters that a quoted string of a header may not hold as they are."""
 _current: ContextVar[RequestRecord | None] = ContextVar("current", default=None)

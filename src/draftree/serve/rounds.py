@@ -25,10 +25,8 @@ if TYPE_CHECKING:
     from draftree.serve.pool import ServedModel
 
 KEPT = 256
-PAUSE_SECONDS = 0.02
-"""Shortest time between two batches of one reader: many short rounds are sent together."""
-RETRY_SECONDS = 30
-"""`Retry-After` of a refused reader: readers stay for minutes or hours."""
+PAUSE_SECONDS = 0.02  # shortest time between two batches of one reader: many short rounds are sent together
+RETRY_SECONDS = 30  # `Retry-After` of a refused reader: readers stay for minutes or hours
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,14 +36,12 @@ from draftree.speech.transcriber import Speech
 logger = logging.getLogger(__name__)
 
 HANDLED = (signal.SIGINT, signal.SIGTERM)
-SIGNALLED = 128
-"""Offset from a signal number to the exit status of a process that the signal ended."""
+SIGNALLED = 128  # offset from a signal number to the exit status of a process that the signal ended
 WARM_UP_TOKENS = 8
 SWITCH_SECONDS = 1e-4
 """Longest time for which the event loop keeps the engine's thread from Python's lock; Python's own is 5 ms."""
 POLL_SECONDS = 0.05
-LAST_BYTES_SECONDS = 1
-"""Seconds for connections to send the end of their responses after a drain."""
+LAST_BYTES_SECONDS = 1  # seconds for connections to send the end of their responses after a drain
 
 
 class DrainingServer(uvicorn.Server):

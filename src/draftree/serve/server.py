@@ -26,8 +26,7 @@ from draftree.serve.rounds import RoundFeed, ServerTraces
 from draftree.serve.settings import ServerSettings
 from draftree.serve.telemetry import Telemetry
 
-MAX_BYTES = 64 * 2**20
-"""Size of all conversations as JSON text; the least recently used is dropped first."""
+MAX_BYTES = 64 * 2**20  # size of all conversations as JSON text; the least recently used is dropped first
 
 Items = Sequence[Mapping[str, Any]]
 
@@ -37,8 +36,7 @@ class ResponseStore:
     """Items of conversations by the response that ended them; those of more than `max_bytes` are not stored."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        self.suffix = ""
-        """The end of the ids of stored responses and their items."""
+        self.suffix = ""  # the end of the ids of stored responses and their items
         self._max_bytes = max_bytes
         self._kept: OrderedDict[tuple[str, str], tuple[Items, int]] = OrderedDict()
         self._by_id: dict[tuple[str, str], tuple[str, Mapping[str, Any]]] = {}

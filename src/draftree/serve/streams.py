@@ -18,8 +18,7 @@ Result = TypeVar("Result")
 DONE = b"data: [DONE]\n\n"
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 PING = b": ping\n\n"
-PING_SECONDS = 15.0
-"""Silence after which a comment is sent; shorter than the idle timeouts of common proxies."""
+PING_SECONDS = 15.0  # silence after which a comment is sent; shorter than the idle timeouts of common proxies
 CLOSED_REQUEST = 499
 
 

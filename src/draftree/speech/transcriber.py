@@ -23,37 +23,24 @@ TASKS = ("transcribe", "translate")
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """How audio is transcribed.
+    """How audio is transcribed."""
 
-    Attributes:
-        language: code or English name of the spoken language; None detects it if the model knows several.
-        timestamps: whether the text has timestamps.
-        prompt: text before the audio, whose words and style the model continues; None for none.
-    """
-
+    # code or English name of the spoken language; None detects it if the model knows several
     language: str | None = None
     task: str = TASKS[0]
-    timestamps: bool = False
-    prompt: str | None = None
+    timestamps: bool = False  # whether the text has timestamps
+    prompt: str | None = None  # text before the audio, whose words and style the model continues; None for none
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A part of a transcribed text.
+    """A part of a transcribed text."""
 
-    Attributes:
-        start: seconds.
-        end: seconds; the end of the audio if the text ends without a timestamp.
-        text: without timestamps.
-        first: index of its first token in the text's tokens.
-        last: index after its last token.
-    """
-
-    start: float
-    end: float
-    text: str
-    first: int
-    last: int
+    start: float  # seconds
+    end: float  # seconds; the end of the audio if the text ends without a timestamp
+    text: str  # without timestamps
+    first: int  # index of its first token in the text's tokens
+    last: int  # index after its last token
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,24 +25,17 @@ from draftree.speech.transcriber import Detection, Segment, Speech, Transcriber,
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """The text of long audio.
+    """The text of long audio."""
 
-    Attributes:
-        text: without timestamps.
-        token_ids: tokens of all windows that were kept, timestamps included; each window's timestamps begin at 0.
-        segments: parts of the text, with times from the beginning of the audio and places in `token_ids`.
-        language: code of the language; None if the model knows one only.
-        windows: what was written for each window, in order.
-        logprobs: one entry for each token, if they were requested.
-    """
-
-    text: str
+    text: str  # without timestamps
+    # tokens of all windows that were kept, timestamps included; each window's timestamps begin at 0
     token_ids: tuple[int, ...]
+    # parts of the text, with times from the beginning of the audio and places in `token_ids`
     segments: tuple[Segment, ...]
     seconds: float
-    language: str | None
-    windows: tuple[Completion, ...]
-    logprobs: tuple[TokenLogprob, ...] | None = None
+    language: str | None  # code of the language; None if the model knows one only
+    windows: tuple[Completion, ...]  # what was written for each window, in order
+    logprobs: tuple[TokenLogprob, ...] | None = None  # one entry for each token, if they were requested
 
 
 Params = TypeVar("Params", bound=SamplingParams)

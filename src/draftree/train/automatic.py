@@ -18,13 +18,11 @@ from draftree.core.files import MALFORMED, read_json, write_json
 
 HEAD, STUDENT = "head", "student"
 """Kinds: a head on the target's hidden states; a small chat model that gets the target's tokens."""
-MEASURED = 0.1
-"""Share of the time that is left for the measurement of the result."""
+MEASURED = 0.1  # share of the time that is left for the measurement of the result
 EFFICIENCY = 0.2
 """Share of the speed of large products that training reaches: 2,670 predictions per second of a SmolLM2-135M head at
 one level and 1,330 at three, by a thread with 435 billion operations per second."""
-STUDENT_RATE = 0.65
-"""Acceptance of each drafted token of a student (SmolLM2-135M for TinyLlama, 75,000 predictions)."""
+STUDENT_RATE = 0.65  # acceptance of each drafted token of a student (SmolLM2-135M for TinyLlama, 75,000 predictions)
 FIRST_PREDICTIONS, FIRST_RATE, RATE_BY_DOUBLING, HIGHEST_RATE = 200_000, 0.34, 0.036, 0.62
 """Acceptance of each drafted token of a head, by predictions that it was trained on (SmolLM2-135M)."""
 VOCABULARIES = (4_096, 8_192, 16_384, 32_768)
@@ -32,70 +30,45 @@ TOKENS_BY_DOUBLING = 0.028
 """Relative gain in acceptance of a draft vocabulary of twice the size; 8,192 tokens are the base."""
 ROW, QUANTIZED_ROW = 0.03, 0.10
 """Cost of another row of a pass, relative to a pass of one row, with 16 bits and with fewer."""
-LONGEST = 6
-"""Longest draft that is considered."""
+LONGEST = 6  # longest draft that is considered
 PROBE_SIZE, PROBE_SECONDS = 1024, 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What limits data and training.
+    """What limits data and training."""
 
-    Attributes:
-        tokens: measured new tokens of data per second.
-        operations: measured floating-point operations per second of large products.
-        most_tokens: tokens of data that the prompts give at most.
-    """
-
-    tokens: float
-    operations: float
-    most_tokens: int
+    tokens: float  # measured new tokens of data per second
+    operations: float  # measured floating-point operations per second of large products
+    most_tokens: int  # tokens of data that the prompts give at most
 
 
 @dataclass(frozen=True, slots=True)
 class TargetSize:
-    """Size of a target.
+    """Size of a target."""
 
-    Attributes:
-        fingerprint: of the target itself.
-        num_bytes: bytes of its weights, which a pass reads.
-        inner: inner width of its perceptrons.
-    """
-
-    fingerprint: str
-    num_bytes: int
+    fingerprint: str  # of the target itself
+    num_bytes: int  # bytes of its weights, which a pass reads
     hidden: int
-    inner: int
+    inner: int  # inner width of its perceptrons
     vocab: int
     is_quantized: bool
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """What is trained, and what that should bring.
+    """What is trained, and what that should bring."""
 
-    Attributes:
-        target: fingerprint of the model that it is for.
-        hours: of data, training and measurement together.
-        start: model that a student starts from; None for a head.
-        draft_vocab: draft vocabulary of a head; None for a student.
-        data_tokens: tokens of data, prompts included.
-        minutes: of training.
-        predictions: that fit into the time.
-        tokens_per_round: expected, with drafts of the best length.
-        speedup: expected, relative to plain decoding.
-    """
-
-    target: str
-    hours: float
+    target: str  # fingerprint of the model that it is for
+    hours: float  # of data, training and measurement together
     kind: str
-    start: str | None
-    draft_vocab: int | None
-    data_tokens: int
-    minutes: float
-    predictions: int
-    tokens_per_round: float
-    speedup: float
+    start: str | None  # model that a student starts from; None for a head
+    draft_vocab: int | None  # draft vocabulary of a head; None for a student
+    data_tokens: int  # tokens of data, prompts included
+    minutes: float  # of training
+    predictions: int  # that fit into the time
+    tokens_per_round: float  # expected, with drafts of the best length
+    speedup: float  # expected, relative to plain decoding
 
     def __str__(self) -> str:
         what = f"a head with {self.draft_vocab:,} tokens" if self.start is None else f"a student from {self.start}"

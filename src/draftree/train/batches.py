@@ -15,15 +15,10 @@ from draftree.train.data.shards import Text
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """Places of rows in a padded rectangle of (texts, longest).
+    """Places of rows in a padded rectangle of (texts, longest)."""
 
-    Attributes:
-        places: index of each row in the flattened rectangle, shape (rows,).
-        num_texts: rectangles' first size.
-    """
-
-    places: Tensor
-    num_texts: int
+    places: Tensor  # index of each row in the flattened rectangle, shape (rows,)
+    num_texts: int  # rectangles' first size
     longest: int
 
     @classmethod
@@ -59,25 +54,17 @@ class Batch:
 
     Chains are the rows from which drafts start in training: those that predict tokens of the answer. Step s of the
     chain of token t drafts from the tokens up to t + s, of which the last s are read as a drafter reads its own.
-
-    Attributes:
-        tokens: token of each row, shape (rows,), int64.
-        features: hidden states of the token before, shape (rows, features, target hidden).
-        positions: position of the token in its text, shape (rows,), int64.
-        chains: row of each chain, ascending, shape (chains,).
-        picks: the target's token after the start of each chain, shape (chains,), int64.
-        room: for each chain the number of steps that its text has room for, shape (chains,); at least 1.
     """
 
     texts: Sequence[Text]
-    tokens: Tensor
-    features: Tensor
-    positions: Tensor
+    tokens: Tensor  # token of each row, shape (rows,), int64
+    features: Tensor  # hidden states of the token before, shape (rows, features, target hidden)
+    positions: Tensor  # position of the token in its text, shape (rows,), int64
     rows: Layout
-    chains: Tensor
+    chains: Tensor  # row of each chain, ascending, shape (chains,)
     chain_rows: Layout
-    picks: Tensor
-    room: Tensor
+    picks: Tensor  # the target's token after the start of each chain, shape (chains,), int64
+    room: Tensor  # for each chain the number of steps that its text has room for, shape (chains,); at least 1
 
     @property
     def num_chains(self) -> int:

@@ -48,12 +48,9 @@ from draftree.train.settings import TrainSettings
 OUTPUT_SIZE = 20.0
 """Factor of the first weights of products whose outputs are added to a block's states. Without it, masked rows stay
 near the embedding of the masked token, which the final norm turns into a confident prediction: 46 nats."""
-GAIN_SIZE = 0.5
-"""Factor of the first gain of the final norm, relative to other heads: both together start at 9 nats."""
-LAYERS = 2
-"""Layers of a new head, unless the user chooses others."""
-MARKOV_RANK = 64
-"""Rank of the bias of new heads by the token before."""
+GAIN_SIZE = 0.5  # factor of the first gain of the final norm, relative to other heads: both together start at 9 nats
+LAYERS = 2  # layers of a new head, unless the user chooses others
+MARKOV_RANK = 64  # rank of the bias of new heads by the token before
 OUTPUTS = ("o_proj.weight", "down_proj.weight")
 VARIANTS = (
     *("attention_bias", "output_bias", "mlp_bias", "fc_bias", "fc_norm", "qk_norm"),

@@ -87,20 +87,14 @@ def mean_rows(rows: Tensor, pieces: Sequence[tuple[int, ...]]) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class StudentOptions:
-    """Options of a student.
+    """Options of a student."""
 
-    Attributes:
-        start: name of a model that training starts from; None for a new one of the sizes below.
-        intermediate: inner width of perceptrons; None for 8/3 of the width, rounded up to 32.
-        kept_layers: number of layers of the given model that stay; None for all.
-    """
-
-    start: str | None = None
+    start: str | None = None  # name of a model that training starts from; None for a new one of the sizes below
     hidden: int = 256
     layers: int = 4
     heads: int = 4
-    intermediate: int | None = None
-    kept_layers: int | None = None
+    intermediate: int | None = None  # inner width of perceptrons; None for 8/3 of the width, rounded up to 32
+    kept_layers: int | None = None  # number of layers of the given model that stay; None for all
 
     def __post_init__(self) -> None:
         require_positive(self, "hidden", "layers", "heads", "intermediate", "kept_layers")

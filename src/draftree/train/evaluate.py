@@ -20,8 +20,7 @@ from draftree.heads.calibration import MOST_SURE, Calibration
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.train.batches import Batch
 
-CANDIDATES = 4
-"""Number of best tokens that are compared."""
+CANDIDATES = 4  # number of best tokens that are compared
 CHUNK_ROWS = 512
 
 StepLogits = Callable[[Tensor], Tensor]
@@ -30,20 +29,14 @@ StepLogits = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JudgedStep:
-    """Best tokens of one step for all chains of a batch.
+    """Best tokens of one step for all chains of a batch."""
 
-    Attributes:
-        has_room: whether the text has room for the step, shape (chains,); otherwise the values mean nothing.
-        match: column of the target's pick among the candidates, -1 if it is none of them, shape (chains,).
-        log_shares: logarithms of the candidates' shares of the softmax of perturbed scores, in the order in which they
-            would be drafted, shape (chains, candidates); the scores of drafted nodes.
-        is_covered: whether the draft vocabulary has the target's pick, shape (chains,).
-    """
-
-    has_room: Tensor
-    match: Tensor
+    has_room: Tensor  # whether the text has room for the step, shape (chains,); otherwise the values mean nothing
+    match: Tensor  # column of the target's pick among the candidates, -1 if it is none of them, shape (chains,)
+    # logarithms of the candidates' shares of the softmax of perturbed scores, in the order in which they would be
+    # drafted, shape (chains, candidates); the scores of drafted nodes
     log_shares: Tensor
-    is_covered: Tensor
+    is_covered: Tensor  # whether the draft vocabulary has the target's pick, shape (chains,)
 
 
 def judge(batch: Batch, steps: Iterable[StepLogits], vocabulary: DraftVocabulary) -> Iterator[JudgedStep]:
@@ -139,21 +132,14 @@ def walk(runs: Sequence[int]) -> list[int]:
 
 @dataclass(slots=True)
 class ModeCounts:
-    """Counts over texts of one temperature.
+    """Counts over texts of one temperature."""
 
-    Attributes:
-        starts: drafts from every token of an answer that has room for one.
-        rounds: the drafts that decoding would make.
-        hits: number of first tokens of drafts at each rank, from 0; the best `CANDIDATES` ranks.
-        first: number of first tokens of drafts.
-        covered: number of target tokens that the draft vocabulary has, of `first`.
-    """
-
-    starts: DepthCounts
-    rounds: DepthCounts
+    starts: DepthCounts  # drafts from every token of an answer that has room for one
+    rounds: DepthCounts  # the drafts that decoding would make
+    # number of first tokens of drafts at each rank, from 0; the best `CANDIDATES` ranks
     hits: list[int] = field(default_factory=lambda: [0] * CANDIDATES)
-    first: int = 0
-    covered: int = 0
+    first: int = 0  # number of first tokens of drafts
+    covered: int = 0  # number of target tokens that the draft vocabulary has, of `first`
     texts: int = 0
 
     def add(self, matches: Tensor, first: JudgedStep, chains: slice) -> None:
@@ -251,11 +237,9 @@ def table(facts: Mapping[str, Any]) -> list[str]:
 # map and the others measure it.
 
 LEAST_SLOPE = 0.05
-LEAST_SAMPLES = 50
-"""Samples below which a level takes the map of the level before."""
+LEAST_SAMPLES = 50  # samples below which a level takes the map of the level before
 BINS = 10
-PRIOR = 10.0
-"""Weight of the identity, in samples."""
+PRIOR = 10.0  # weight of the identity, in samples
 STEPS = 50
 FITS = 0
 MEASURES = 1

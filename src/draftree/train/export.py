@@ -26,8 +26,7 @@ from draftree.loading.resolve import gguf_path, resolve_model
 from draftree.train.finishing import CARD, RECIPE, card
 from draftree.weights.catalogue import CATALOGUE
 
-MODEL_TOKENS = 4
-"""Tokens that a whole model drafts in a round, in the printed flags."""
+MODEL_TOKENS = 4  # tokens that a whole model drafts in a round, in the printed flags
 WRITERS = {SPECULATORS: export_for_vllm, SGLANG: export_for_sglang}
 
 

@@ -19,8 +19,7 @@ from draftree.train.loop import LOG, RunState, TrainingRun, read_log
 from draftree.train.preparing import Prepared
 
 SIZE = (6.4, 4.0)
-AVERAGED = 40
-"""Points of the curves of losses: successive updates are averaged to so many."""
+AVERAGED = 40  # points of the curves of losses: successive updates are averaged to so many
 
 
 def draw_run(log: Sequence[dict[str, Any]], folder: Path) -> list[Path]:

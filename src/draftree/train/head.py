@@ -43,46 +43,31 @@ from draftree.train.preparing import (
 from draftree.train.settings import TrainSettings
 
 AnyHead = TypeVar("AnyHead", bound=Head)
-SMALL = 0.1
-"""Factor of the first weights of the bias by the token before."""
-PASSED = 0.5
-"""Share of the deepest hidden state that the first product passes through."""
+SMALL = 0.1  # factor of the first weights of the bias by the token before
+PASSED = 0.5  # share of the deepest hidden state that the first product passes through
 GAIN = 0.3
 """First gain of the norm, relative to the target's. With the target's own gain, random states give confident
 predictions, and the divergence starts above 17 nats instead of 8. After 60 updates of 2,048 tokens, 31% of the most
 likely tokens are the target's; 24% with the target's gain (SmolLM2-135M-Instruct, Muon)."""
-SPREAD = 0.02
-"""Standard deviation of random first weights."""
+SPREAD = 0.02  # standard deviation of random first weights
 
 
-DRAFT_VOCAB = 8192
-"""Size of the draft vocabulary of a new head, unless the user chooses another."""
+DRAFT_VOCAB = 8192  # size of the draft vocabulary of a new head, unless the user chooses another
 LEAST_COVERAGE = 0.97
 
 
 @dataclass(frozen=True, slots=True)
 class HeadOptions:
-    """Sizes and variants of a new head, or the head that training starts from.
+    """Sizes and variants of a new head, or the head that training starts from."""
 
-    Attributes:
-        layers: number of decoder layers.
-        intermediate: inner width of the perceptron; None for the target's.
-        fc_norm: whether each hidden state has a norm of its own before the first product (EAGLE-3.1).
-        norm_output: whether states are recycled after the final norm (EAGLE-3.1).
-        draft_vocab: size of the draft vocabulary; None for `DRAFT_VOCAB`.
-        features: hidden states that it reads, among those of the data; None for all.
-        trains_output: whether the output head is trained; otherwise it stays the target's rows.
-        start: folder of a head that training starts from; None for a new one.
-    """
-
-    layers: int = 1
-    intermediate: int | None = None
-    fc_norm: bool = False
-    norm_output: bool = False
-    draft_vocab: int | None = None
-    features: tuple[int, ...] | None = None
-    trains_output: bool = False
-    start: Path | None = None
+    layers: int = 1  # number of decoder layers
+    intermediate: int | None = None  # inner width of the perceptron; None for the target's
+    fc_norm: bool = False  # whether each hidden state has a norm of its own before the first product (EAGLE-3.1)
+    norm_output: bool = False  # whether states are recycled after the final norm (EAGLE-3.1)
+    draft_vocab: int | None = None  # size of the draft vocabulary; None for `DRAFT_VOCAB`
+    features: tuple[int, ...] | None = None  # hidden states that it reads, among those of the data; None for all
+    trains_output: bool = False  # whether the output head is trained; otherwise it stays the target's rows
+    start: Path | None = None  # folder of a head that training starts from; None for a new one
 
     def __post_init__(self) -> None:
         require_positive(self, "draft_vocab")

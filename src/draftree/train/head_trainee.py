@@ -26,8 +26,7 @@ from draftree.train.settings import TrainSettings
 from draftree.train.teacher import TargetRows, Teacher
 from draftree.train.unroll import StepTotals, backward, unroll
 
-DISTRIBUTIONS = "distributions"
-"""Folder of the target's distributions in the folder of the data."""
+DISTRIBUTIONS = "distributions"  # folder of the target's distributions in the folder of the data
 logger = logging.getLogger(__name__)
 
 TokenWeights = Callable[[Batch, Sequence[int]], Tensor]
@@ -208,8 +207,7 @@ class HeadTrainee(TextTrainee):
 # optimizer with equal steps for all weights then changes some by many times their size. Training therefore divides
 # hidden states by fixed sizes; the division is folded into the first product before a head is written.
 
-SIZED_TEXTS = 64
-"""Texts from which sizes are taken."""
+SIZED_TEXTS = 64  # texts from which sizes are taken
 
 
 class ScaledTexts:

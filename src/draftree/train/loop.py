@@ -31,28 +31,18 @@ from draftree.train.unroll import StepTotals
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """Progress of a run, as stored in checkpoints.
+    """Progress of a run, as stored in checkpoints."""
 
-    Attributes:
-        step: updates so far, skipped ones included.
-        tokens: predictions so far.
-        batch: batches of the epoch that are used up.
-        splits: parts into which a batch is cut to fit in memory.
-        skips: updates in a row that were skipped.
-        best_score: best score of an evaluation; -1 before the first.
-        stale: evaluations since the best.
-    """
-
-    step: int = 0
-    tokens: int = 0
+    step: int = 0  # updates so far, skipped ones included
+    tokens: int = 0  # predictions so far
     seconds: float = 0.0
     epoch: int = 0
-    batch: int = 0
-    splits: int = 1
-    skips: int = 0
-    best_score: float = -1.0
+    batch: int = 0  # batches of the epoch that are used up
+    splits: int = 1  # parts into which a batch is cut to fit in memory
+    skips: int = 0  # updates in a row that were skipped
+    best_score: float = -1.0  # best score of an evaluation; -1 before the first
     best_step: int = 0
-    stale: int = 0
+    stale: int = 0  # evaluations since the best
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
@@ -75,8 +65,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
 WEIGHT = "weight"
-TABLES = ("lm_head", "embed", "markov")
-"""Parts of the names of matrices with one row or column for each token."""
+TABLES = ("lm_head", "embed", "markov")  # parts of the names of matrices with one row or column for each token
 
 
 def learning_rate(settings: TrainSettings, step: int, progress: float) -> float:
@@ -186,8 +175,7 @@ class MasterOptimizer:
 
 BEST, LOG = "best.safetensors", "log.jsonl"
 SECONDS_BETWEEN_CHECKPOINTS = 120.0
-LEAST_GAIN = 1e-4
-"""Smallest increase of the score that counts as better."""
+LEAST_GAIN = 1e-4  # smallest increase of the score that counts as better
 
 
 class TrainingRun:
@@ -209,8 +197,7 @@ class TrainingRun:
         self._is_first = processes.index == 0
         self._start = self._saved_at = 0.0
         self._batches: list[list[int]] = []
-        self.state = RunState()
-        """Progress so far."""
+        self.state = RunState()  # progress so far
 
     @property
     def num_weights(self) -> int:

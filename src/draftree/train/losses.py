@@ -31,8 +31,7 @@ from draftree.core.errors import ConfigurationError, suggestion
 
 LEAST_LOG = -69.0
 """Lower bound of log-probabilities (1e-30): a product of two stays a normal number in double precision."""
-LEAST_REST = 1e-9
-"""Lower bound of the mass of condensed tokens; smaller differences are rounding."""
+LEAST_REST = 1e-9  # lower bound of the mass of condensed tokens; smaller differences are rounding
 
 
 def coupled_acceptance(log_p: Tensor, log_q: Tensor, log_outside: Tensor | None = None) -> Tensor:
@@ -84,27 +83,18 @@ def overlap(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 LEAST_ACCEPTANCE = 1e-6
-MOST_TOKENS = 256
-"""Number of tokens that `coupled` distinguishes; all others count as one."""
-HYBRID_RATE = 3.0
-"""Rate at which `lk_hybrid` moves from the divergence to the acceptance."""
+MOST_TOKENS = 256  # number of tokens that `coupled` distinguishes; all others count as one
+HYBRID_RATE = 3.0  # rate at which `lk_hybrid` moves from the divergence to the acceptance
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Distributions of target and drafter for the same positions, on the same columns.
+    """Distributions of target and drafter for the same positions, on the same columns."""
 
-    Attributes:
-        log_p: log-probabilities of the target, shape (rows, columns), float32 or float64; not renormalised.
-        log_q: log-probabilities of the drafter, same shape; sums to 1 over the columns.
-        log_outside: log of the target's mass on tokens without a column, shape (rows,).
-        log_best: log-probability of the drafter's most likely token, shape (rows,), without gradient; it may have no
-            column.
-    """
-
-    log_p: Tensor
-    log_q: Tensor
-    log_outside: Tensor
+    log_p: Tensor  # log-probabilities of the target, shape (rows, columns), float32 or float64; not renormalised
+    log_q: Tensor  # log-probabilities of the drafter, same shape; sums to 1 over the columns
+    log_outside: Tensor  # log of the target's mass on tokens without a column, shape (rows,)
+    # log-probability of the drafter's most likely token, shape (rows,), without gradient; it may have no column
     log_best: Tensor
 
     def renormalised(self) -> Tensor:
@@ -112,8 +102,7 @@ class Rows:
         return self.log_p - self.log_p.logsumexp(dim=-1, keepdim=True)
 
 
-Loss = Callable[[Rows], Tensor]
-"""A loss: rows to one number for each, shape (rows,)."""
+Loss = Callable[[Rows], Tensor]  # a loss: rows to one number for each, shape (rows,)
 
 
 def kl(rows: Rows) -> Tensor:

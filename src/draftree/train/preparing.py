@@ -27,31 +27,22 @@ from draftree.train.settings import TrainSettings
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Report of an update or an evaluation.
-
-    Attributes:
-        share: used share of the budget.
-        minutes_left: estimate; None before the first update.
-        acceptance: mean of sum min(p, q) by level.
-        score: score of the evaluation; None for an update.
-        note: one line about an event; empty if there is none.
-    """
+    """Report of an update or an evaluation."""
 
     step: int
-    share: float
+    share: float  # used share of the budget
     tokens: int
     tokens_per_second: float
-    minutes_left: float | None
+    minutes_left: float | None  # estimate; None before the first update
     loss: str = ""
     losses: tuple[float, ...] = ()
-    acceptance: tuple[float, ...] = ()
-    score: float | None = None
-    note: str = ""
+    acceptance: tuple[float, ...] = ()  # mean of sum min(p, q) by level
+    score: float | None = None  # score of the evaluation; None for an update
+    note: str = ""  # one line about an event; empty if there is none
 
 
 Report = Callable[[Progress], None]
-Note = Callable[[str], None]
-"""Takes a line for the user."""
+Note = Callable[[str], None]  # takes a line for the user
 
 
 def ignore(event: object) -> None:
@@ -94,26 +85,19 @@ def find_processes(device: torch.device) -> Processes:
     return Processes(device, accelerate.Accelerator(cpu=device.type == "cpu"))
 
 
-TRAINING = "training"
-"""Folder of checkpoints, log and plots in the folder of the result."""
+TRAINING = "training"  # folder of checkpoints, log and plots in the folder of the result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
-    """Names of what is read and written.
+    """Names of what is read and written."""
 
-    Attributes:
-        options: the target; dtype and device of computation, a run in one process.
-        resume: whether to continue the run in the output folder.
-        unseen_share: share of the prompts that are not trained on.
-        data_tokens: least number of tokens of the texts of training that are used, the first ones; None for all.
-    """
-
-    options: ModelOptions
+    options: ModelOptions  # the target; dtype and device of computation, a run in one process
     data: tuple[Path, ...]
     output: Path
-    resume: bool = False
-    unseen_share: float = UNSEEN_SHARE
+    resume: bool = False  # whether to continue the run in the output folder
+    unseen_share: float = UNSEEN_SHARE  # share of the prompts that are not trained on
+    # least number of tokens of the texts of training that are used, the first ones; None for all
     data_tokens: int | None = None
 
     def __post_init__(self) -> None:
@@ -127,21 +111,15 @@ class TrainingJob:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Loaded inputs of a run.
-
-    Attributes:
-        seen: numbers of texts of training.
-        unseen: numbers of texts of evaluations.
-        parts: parts of the target, in the dtype and on the device of computation.
-    """
+    """Loaded inputs of a run."""
 
     job: TrainingJob
     data: TrainingData
-    seen: list[int]
-    unseen: list[int]
+    seen: list[int]  # numbers of texts of training
+    unseen: list[int]  # numbers of texts of evaluations
     loaded: LoadedModel
     config: Any
-    parts: TargetParts
+    parts: TargetParts  # parts of the target, in the dtype and on the device of computation
     processes: Processes
     dtype: torch.dtype
     settings: TrainSettings

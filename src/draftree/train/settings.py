@@ -12,23 +12,16 @@ from draftree.train.losses import loss_named
 from draftree.train.unroll import StepWeights
 
 ADAMW, MUON = "adamw", "muon"
-OPTIMIZERS = (MUON, ADAMW)
-"""Names of optimizers."""
+OPTIMIZERS = (MUON, ADAMW)  # names of optimizers
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Budget of a run; it ends at the first limit. Progress is the largest share of a limit that is used.
+    """Budget of a run; it ends at the first limit. Progress is the largest share of a limit that is used."""
 
-    Attributes:
-        steps: updates of the weights.
-        tokens: tokens that predictions were trained on, repeated ones included.
-        minutes: duration without evaluations before and after.
-    """
-
-    steps: int | None = None
-    tokens: int | None = None
-    minutes: float | None = None
+    steps: int | None = None  # updates of the weights
+    tokens: int | None = None  # tokens that predictions were trained on, repeated ones included
+    minutes: float | None = None  # duration without evaluations before and after
 
     def __post_init__(self) -> None:
         limits = {name: value for name, value in asdict(self).items() if value is not None}
@@ -46,52 +39,31 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """Settings of a run.
+    """Settings of a run."""
 
-    Attributes:
-        limits: the budget.
-        batch_tokens: tokens of a batch; a longer text is a batch of its own.
-        max_length: longest text in tokens; longer ones are cut; None for no limit.
-        learning_rate: highest learning rate, after the warm-up; it falls to 0 along a cosine.
-        warm_up: updates until the highest learning rate.
-        weight_decay: of matrices.
-        clip: maximum norm of gradients.
-        first_loss: loss of the first part of the run; `loss` is that of the rest.
-        first_share: share of the budget of the first part.
-        temperature: at which distributions are compared.
-        levels: levels of multi-step training: how often the drafter reads its own states, plus one.
-        levels_from: share of the budget from which more than one level is trained.
-        evaluate_every: updates between evaluations and checkpoints.
-        evaluate_texts: unseen texts of an evaluation during training; None for all.
-        patience: evaluations without a better score before the run stops early; None to run to the end.
-        depth: length of drafts in evaluations.
-        seed: of initial weights and of the order of texts.
-        dtype: dtype of computation, "auto", "float32" or "bfloat16"; weights are updated in float32 in any case.
-        max_skips: updates in a row that may be skipped because a gradient is not finite.
-    """
-
-    limits: Limits
-    batch_tokens: int = 2048
-    max_length: int | None = None
+    limits: Limits  # the budget
+    batch_tokens: int = 2048  # tokens of a batch; a longer text is a batch of its own
+    max_length: int | None = None  # longest text in tokens; longer ones are cut; None for no limit
     optimizer: str = MUON
-    learning_rate: float = 1e-3
-    warm_up: int = 50
-    weight_decay: float = 0.0
-    clip: float = 1.0
+    learning_rate: float = 1e-3  # highest learning rate, after the warm-up; it falls to 0 along a cosine
+    warm_up: int = 50  # updates until the highest learning rate
+    weight_decay: float = 0.0  # of matrices
+    clip: float = 1.0  # maximum norm of gradients
     loss: str = "coupled"
-    first_loss: str = "kl"
-    first_share: float = 0.5
-    temperature: float = 0.8
-    levels: int = 3
-    levels_from: float = 0.5
+    first_loss: str = "kl"  # loss of the first part of the run; `loss` is that of the rest
+    first_share: float = 0.5  # share of the budget of the first part
+    temperature: float = 0.8  # at which distributions are compared
+    levels: int = 3  # levels of multi-step training: how often the drafter reads its own states, plus one
+    levels_from: float = 0.5  # share of the budget from which more than one level is trained
     weights: StepWeights = field(default_factory=StepWeights)
-    evaluate_every: int = 100
-    evaluate_texts: int | None = 64
-    patience: int | None = 8
-    depth: int = 4
-    seed: int = 0
+    evaluate_every: int = 100  # updates between evaluations and checkpoints
+    evaluate_texts: int | None = 64  # unseen texts of an evaluation during training; None for all
+    patience: int | None = 8  # evaluations without a better score before the run stops early; None to run to the end
+    depth: int = 4  # length of drafts in evaluations
+    seed: int = 0  # of initial weights and of the order of texts
+    # dtype of computation, "auto", "float32" or "bfloat16"; weights are updated in float32 in any case
     dtype: str = "auto"
-    max_skips: int = 5
+    max_skips: int = 5  # updates in a row that may be skipped because a gradient is not finite
 
     def __post_init__(self) -> None:
         require_positive(self, "batch_tokens", "max_length", "levels", "evaluate_every", "evaluate_texts", "patience")

@@ -27,19 +27,15 @@ class Teacher:
 
     With `ids`, all other tokens of the draft vocabulary are one column. It hides differences among rare tokens. In
     return, nothing of the size of the draft vocabulary is kept, and losses read a few dozen columns.
-
-    Attributes:
-        log_p: log-probabilities of the tokens, shape (rows, tokens).
-        log_outside: log of the mass outside the draft vocabulary, shape (rows,); None if `ids` names all of it.
-        ids: rows of the draft vocabulary of the tokens, shape (rows, k), -1 for tokens outside it; None for the whole
-            draft vocabulary in order.
-        temperature: divisor of the drafter's logits; the target's were divided already.
     """
 
-    log_p: Tensor
+    log_p: Tensor  # log-probabilities of the tokens, shape (rows, tokens)
+    # log of the mass outside the draft vocabulary, shape (rows,); None if `ids` names all of it
     log_outside: Tensor | None = None
+    # rows of the draft vocabulary of the tokens, shape (rows, k), -1 for tokens outside it; None for the whole draft
+    # vocabulary in order
     ids: Tensor | None = None
-    temperature: float = 1.0
+    temperature: float = 1.0  # divisor of the drafter's logits; the target's were divided already
 
     def part(self, rows: Tensor | slice) -> Teacher:
         """Return the distributions of some of the rows."""
@@ -112,8 +108,7 @@ def _log_complement(log_probs: Tensor) -> Tensor:
 CHUNK_TOKENS = 8192
 KEPT_TOKENS = 64
 """Most likely tokens that are kept for a row; at temperature 0.8 all others have under 1% of the mass of most rows."""
-MOST_EXACT = 256
-"""Largest draft vocabulary that is kept as a whole."""
+MOST_EXACT = 256  # largest draft vocabulary that is kept as a whole
 FIELDS = ("ids", "log_p", "log_outside")
 
 

@@ -90,8 +90,7 @@ class UnrollAttention:
 
 Logits = Callable[[int, Tensor, Tensor], Tensor]
 """Step, indices of chains and their states to logits, shape (chains, draft vocabulary), float32."""
-CHUNK_ROWS = 512
-"""Rows whose logits exist at the same time: memory is this times the draft vocabulary, some times over."""
+CHUNK_ROWS = 512  # rows whose logits exist at the same time: memory is this times the draft vocabulary, some times over
 
 
 def unroll(head: FeatureHead, batch: Batch, steps: int) -> Iterator[Tensor]:
@@ -114,14 +113,11 @@ def unroll(head: FeatureHead, batch: Batch, steps: int) -> Iterator[Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class StepWeights:
-    """Weights of steps. The gain of step s is that of its chain times the chance that all steps before are accepted.
+    """Weights of steps. The gain of step s is that of its chain times the chance that all steps before are accepted."""
 
-    Attributes:
-        decay: weight of each step relative to the one before; None for the survival of the chain, without gradient.
-        smoothing: share of the survival that is 1 whatever the acceptance, so that late steps train from the start.
-    """
-
+    # weight of each step relative to the one before; None for the survival of the chain, without gradient
     decay: float | None = None
+    # share of the survival that is 1 whatever the acceptance, so that late steps train from the start
     smoothing: float = 0.3
 
     def __post_init__(self) -> None:
@@ -139,21 +135,13 @@ class StepWeights:
 
 @dataclass(slots=True)
 class StepTotals:
-    """Sums over the chains of one step.
+    """Sums over the chains of one step."""
 
-    Attributes:
-        count: number of chains with room for the step.
-        loss: sum of losses, without weights.
-        weighted: sum of weighted losses.
-        accepted: sum of sum min(p, q).
-        greedy: number of chains whose most likely token is the target's.
-    """
-
-    count: int = 0
-    loss: float = 0.0
-    weighted: float = 0.0
-    accepted: float = 0.0
-    greedy: float = 0.0
+    count: int = 0  # number of chains with room for the step
+    loss: float = 0.0  # sum of losses, without weights
+    weighted: float = 0.0  # sum of weighted losses
+    accepted: float = 0.0  # sum of sum min(p, q)
+    greedy: float = 0.0  # number of chains whose most likely token is the target's
 
     def add(self, other: StepTotals) -> None:
         """Add the sums of other chains."""

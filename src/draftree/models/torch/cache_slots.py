@@ -23,19 +23,12 @@ ROWS_OF_TOKEN = 16  # rows of a long pass that take as long as a pass over one t
 
 @dataclass(slots=True, eq=False)
 class Reading:
-    """Tokens that one forward pass reads into a cache; the pass replaces the cache by the one that it returns.
+    """Tokens that one forward pass reads into a cache; the pass replaces the cache by the one that it returns."""
 
-    Attributes:
-        cache: None to create one.
-        tokens: the token ids.
-        start: index in the text of the first one.
-        num_repeated: first tokens that belong to earlier passes.
-    """
-
-    cache: Any
-    tokens: list[int]
-    start: int
-    num_repeated: int = 0
+    cache: Any  # None to create one
+    tokens: list[int]  # the token ids
+    start: int  # index in the text of the first one
+    num_repeated: int = 0  # first tokens that belong to earlier passes
 
 
 class ChainSlot(Slot):
@@ -164,13 +157,10 @@ class CopiedSlot(ChainSlot):
     def __init__(self, number: int, cache: Any, *, by_token: bool = False, **place: int) -> None:
         super().__init__(number, cache, **place)
         self.by_token = by_token
-        self.num_read = 0
-        """Number of tokens in the cache. Those after the text are settled and committed next."""
-        self.ahead: Any = None
-        """Copy of the cache that has read the whole text and chain; None if there is none."""
+        self.num_read = 0  # number of tokens in the cache. Those after the text are settled and committed next.
+        self.ahead: Any = None  # copy of the cache that has read the whole text and chain; None if there is none
         self.kept = [KeptState(0, copied(cache))]
-        self.is_damaged = False
-        """Whether a pass raised that was to change the cache."""
+        self.is_damaged = False  # whether a pass raised that was to change the cache
 
     def readings(self, job: Extend) -> Iterator[Reading]:
         if self.is_damaged:

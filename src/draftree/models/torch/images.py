@@ -26,10 +26,8 @@ from draftree.models.torch.inspection import ReadPrompt, quiet
 
 logger = logging.getLogger(__name__)
 
-Reading = HFModel | CachedModel
-"""Models that read prompts by their own forward pass."""
-Adopting = HFModel | CachedModel | NativeModel
-"""Models whose slots adopt what was read."""
+Reading = HFModel | CachedModel  # models that read prompts by their own forward pass
+Adopting = HFModel | CachedModel | NativeModel  # models whose slots adopt what was read
 
 
 def adopted(target: Adopting, prompt: ReadPrompt, last: int) -> tuple[Slot, float]:

@@ -23,8 +23,7 @@ from draftree.models.torch.inspection import cache_layers, cache_name
 from draftree.models.torch.packing import PackedLinear
 
 PROBE_TOKENS = 6
-MIN_CHAIN = 4
-"""Settled tokens that a mixer takes in one call; fewer take a step each, as in the model's own decoding."""
+MIN_CHAIN = 4  # settled tokens that a mixer takes in one call; fewer take a step each, as in the model's own decoding
 LINEAR = (nn.Linear, PackedLinear)
 
 
@@ -97,23 +96,14 @@ class WideLinear:
 
 @dataclass(frozen=True, slots=True)
 class Mixer:
-    """Facts about a module with states.
+    """Facts about a module with states."""
 
-    Attributes:
-        name: in the model.
-        cache_name: its argument for the cache, by name or by position.
-        shapes: of its states.
-        inputs: linear layers that read its input.
-        output: name in the mixer of the linear layer that computes what it returns; None if there is none.
-        reads_states: whether a call with several tokens continues from states.
-    """
-
-    name: str
-    cache_name: str | int
-    shapes: Mapping[StateKey, StateShape]
-    inputs: Sequence[WideLinear]
-    output: str | None
-    reads_states: bool
+    name: str  # in the model
+    cache_name: str | int  # its argument for the cache, by name or by position
+    shapes: Mapping[StateKey, StateShape]  # of its states
+    inputs: Sequence[WideLinear]  # linear layers that read its input
+    output: str | None  # name in the mixer of the linear layer that computes what it returns; None if there is none
+    reads_states: bool  # whether a call with several tokens continues from states
 
     def run(self, module: nn.Module, call: Call, memory: StateMemory, plan: StatePlan) -> Any:
         """Return a module's output for all rows of a pass, and move its states in memory."""

@@ -175,8 +175,7 @@ class _Sound:
     seconds: float = 0.0
     detected: Detection | None = None
     start: WholeStart | None = None
-    windows: LongSpeech | None = None
-    """Its windows, if it is longer than what the model reads at once."""
+    windows: LongSpeech | None = None  # its windows, if it is longer than what the model reads at once
 
 
 async def _answer(form: AudioForm, file: bytes, speech: Speech, request: Request) -> Response:

@@ -39,8 +39,7 @@ from draftree.serve.schema import BeamBody, ChatBody, CompletionBody, DraftreeOp
 from draftree.serve.settings import ServerSettings
 
 FIELD = "beam_options"
-MAX_PHRASES = 64
-"""Required phrases of one request; every one is followed for every candidate."""
+MAX_PHRASES = 64  # required phrases of one request; every one is followed for every candidate
 MAX_TEXTS = 4096
 SAME_NAME = (
     "length_penalty",

@@ -33,8 +33,7 @@ from draftree.serve.tools.plan import ToolPlan
 from draftree.text.chat.templates import reads_key
 from draftree.text.tokenizer import Tokenizer
 
-LIKENESS = 0.75
-"""Similarity from which an unknown field counts as a misspelt one."""
+LIKENESS = 0.75  # similarity from which an unknown field counts as a misspelt one
 
 
 def template_messages(
@@ -222,8 +221,7 @@ class ChatWriter:
         self._report = Report(chat.job, body)
         self._num_sent = 0
         self._starts: dict[int, AnswerStart] = {}
-        self._held: dict[int, Sequence[TokenLogprob]] = {}
-        """Log-probabilities of tokens whose text is not certain yet."""
+        self._held: dict[int, Sequence[TokenLogprob]] = {}  # log-probabilities of tokens whose text is not certain yet
 
     async def whole(self) -> dict[str, Any]:
         body, texts = self._body, self._job.served.texts

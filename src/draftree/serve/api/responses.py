@@ -122,8 +122,7 @@ ROLES = {"developer": "system", "system": "system", "user": "user", "assistant":
 """Roles of the API, and the roles that templates know."""
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text")
 IMAGE_PART = "input_image"
-IGNORED = ("id", "status")
-"""Fields that the server's own output items have, and that mean nothing in a conversation."""
+IGNORED = ("id", "status")  # fields that the server's own output items have, and that mean nothing in a conversation
 
 
 def items_of(
@@ -273,8 +272,7 @@ def chat_tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | Non
 
 
 Event = dict[str, Any]
-REPORT = "response.draftree"
-"""Event with the pieces and rounds of an update; only if the request asks for them."""
+REPORT = "response.draftree"  # event with the pieces and rounds of an update; only if the request asks for them
 
 
 @final
@@ -290,8 +288,7 @@ class ResponseWriter(BlockWriter):
         self._start = AnswerStart(chat.job.reasoning, chat.job.served.texts)
         self._report = Report(chat.job, body)
         self._output: list[dict[str, Any]] = []
-        self._logprobs: list[Any] = []
-        """Log-probabilities of the next text."""
+        self._logprobs: list[Any] = []  # log-probabilities of the next text
         self._num_events = 0
         self._outcome: dict[str, Any] = {}
 

@@ -87,8 +87,7 @@ async def metrics(request: Request) -> Response:
     return Response(server_of(request).metrics.text(), headers={"content-type": CONTENT_TYPE})
 
 
-HELLO = b": rounds\n\n"
-"""The first bytes of the stream: a reader knows that it is connected."""
+HELLO = b": rounds\n\n"  # the first bytes of the stream: a reader knows that it is connected
 
 
 def model_status(server: Server, model: ServedModel) -> dict[str, Any]:

@@ -155,10 +155,8 @@ class Ingress:
 APP_NAME = "draftree"
 SPARE_REQUESTS = 64
 """Requests beside generation that a replica takes at the same time: health, metrics, streams of rounds."""
-INGRESS_REQUESTS = 100_000
-"""Requests that one ingress forwards at the same time; the replicas' queues are the limit."""
-SPARE_SECONDS = 5.0
-"""Time that a replica has after its drain timeout before Ray ends it."""
+INGRESS_REQUESTS = 100_000  # requests that one ingress forwards at the same time; the replicas' queues are the limit
+SPARE_SECONDS = 5.0  # time that a replica has after its drain timeout before Ray ends it
 
 
 def build(settings: ServerSettings, options: ReplicaOptions) -> serve.Application:

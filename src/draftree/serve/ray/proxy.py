@@ -264,8 +264,7 @@ REFUSED_STATUS = 503
 BUSY_STATUS = 429
 ENDING = (unavailable("shutting_down"), unavailable("process_lost"))
 """Errors with which a replica that ends gives up its streams."""
-REPLICA_HEADER = b"x-draftree-replica"
-"""Header with the id of the replica that began the answer."""
+REPLICA_HEADER = b"x-draftree-replica"  # header with the id of the replica that began the answer
 REPLACED_HEADERS = frozenset({b"connection", b"transfer-encoding", b"keep-alive", b"date", b"server", b"x-request-id"})
 """Headers that Ray's HTTP proxy adds to every answer; the request id is the one that the replica got."""
 
@@ -434,8 +433,7 @@ logger = logging.getLogger(__name__)
 METRICS, STATUS = "/metrics", "/draftree/status"
 REQUEST_ID = b"x-request-id"
 OK = 200
-CONVERSATIONS = "/v1/responses/"
-"""Endpoints that read stored conversations without generating."""
+CONVERSATIONS = "/v1/responses/"  # endpoints that read stored conversations without generating
 SEED_BITS = 62
 FRESH_SEEDS = (None, -1)
 

@@ -14,14 +14,12 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import Any, final
 
-BLOCK_CHARACTERS = 64
-"""Characters per block, about 16 tokens."""
+BLOCK_CHARACTERS = 64  # characters per block, about 16 tokens
 MAX_BLOCKS = 1024
 FIELDS = ("model", "tools", "instructions", "system", "messages", "input", "input_prefix", "prompt")
 """Fields of request bodies in the order in which chat templates place them. Lists extend the prefix item by item."""
 
-Blocks = tuple[bytes, ...]
-"""Chained hashes of the blocks of a prompt, from its beginning."""
+Blocks = tuple[bytes, ...]  # chained hashes of the blocks of a prompt, from its beginning
 
 
 def prefix_blocks(body: Mapping[str, Any]) -> Blocks:
@@ -51,19 +49,13 @@ def _parts(body: Mapping[str, Any]) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class RoutingPolicy:
-    """Constants of the choice.
+    """Constants of the choice."""
 
-    Attributes:
-        min_match: least share of a prompt's blocks that counts as a match, 0 to 1.
-        blocks_per_request: matched blocks that are worth one more ongoing request than the least busy replica has.
-        max_imbalance: maximum of those additional requests.
-        max_blocks: blocks remembered per replica.
-    """
-
-    min_match: float = 0.1
+    min_match: float = 0.1  # least share of a prompt's blocks that counts as a match, 0 to 1
+    # matched blocks that are worth one more ongoing request than the least busy replica has
     blocks_per_request: int = 8
-    max_imbalance: int = 4
-    max_blocks: int = 65536
+    max_imbalance: int = 4  # maximum of those additional requests
+    max_blocks: int = 65536  # blocks remembered per replica
 
 
 @final
@@ -161,8 +153,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
-CANCELLING_SECONDS = 5.0
-"""Time that an app gets to end a request after the client left; then its task is cancelled."""
+CANCELLING_SECONDS = 5.0  # time that an app gets to end a request after the client left; then its task is cancelled
 
 
 @dataclass(frozen=True, slots=True)

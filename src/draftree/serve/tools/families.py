@@ -24,8 +24,7 @@ from draftree.text.chat.messages import has_images
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 MAX_TOOLS = 128
 KEYS = ("name", "description", "parameters", "strict")
-LIKENESS = 0.75
-"""Similarity from which another field counts as a misspelt one; the rest is for the chat template."""
+LIKENESS = 0.75  # similarity from which another field counts as a misspelt one; the rest is for the chat template
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +105,7 @@ def required_name(choice: object, functions: tuple[Function, ...]) -> str | None
     return name
 
 
-SHORT_ID = 9
-"""Length of the ids of calls that Mistral's templates accept."""
+SHORT_ID = 9  # length of the ids of calls that Mistral's templates accept
 # Grammars: the parts of rules around the arguments of a call.
 
 

@@ -24,8 +24,7 @@ class Delta:
 
     kind: Kind
     text: str = ""
-    index: int = 0
-    """The number of a call."""
+    index: int = 0  # the number of a call
     id: str | None = None
     name: str | None = None
 
@@ -66,16 +65,13 @@ ESCAPE_START = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{0,4})?')
 
 class State(Enum):
     VALUE = auto()
-    VALUE_OR_END = auto()
-    """The first element of an array, or its end."""
+    VALUE_OR_END = auto()  # the first element of an array, or its end
     KEY = auto()
-    KEY_OR_END = auto()
-    """The first key of an object, or its end."""
+    KEY_OR_END = auto()  # the first key of an object, or its end
     COLON = auto()
     COMMA_OR_END = auto()
     STRING = auto()
-    SCALAR = auto()
-    """Inside a number, true, false or null."""
+    SCALAR = auto()  # inside a number, true, false or null
     DONE = auto()
 
 
@@ -92,8 +88,7 @@ class JsonScan:
         self.state = State.VALUE
         self._open: list[str] = []
         self._is_key = False
-        self._token = ""
-        """The scalar, or the escape in a string, that has begun."""
+        self._token = ""  # the scalar, or the escape in a string, that has begun
 
     @property
     def depth(self) -> int:
@@ -158,16 +153,13 @@ class JsonScan:
 
 
 ARGUMENT_KEYS = ("arguments", "parameters")
-MAX_HEADER = 256
-"""Longest text between a marker and the arguments, in characters."""
+MAX_HEADER = 256  # longest text between a marker and the arguments, in characters
 
 
 class Status(Enum):
     MORE = auto()
-    DONE = auto()
-    """The call is complete, with this character."""
-    BROKEN = auto()
-    """The text is no call, from this character on."""
+    DONE = auto()  # the call is complete, with this character
+    BROKEN = auto()  # the text is no call, from this character on
 
 
 class CallReader(ABC):
@@ -203,8 +195,7 @@ class ObjectReader(CallReader):
         super().__init__()
         self._names = names
         self._scan = JsonScan()
-        self._part: list[str] = []
-        """Characters of the key or value at the level of the call's own keys."""
+        self._part: list[str] = []  # characters of the key or value at the level of the call's own keys
         self._key = ""
         self._function: str | None = None
         self._has_arguments = False
@@ -377,33 +368,19 @@ def _errors(validator: Any, arguments: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A format of calls.
+    """A format of calls."""
 
-    Attributes:
-        name: for messages and documentation.
-        marks: all of these texts are in the templates of the family.
-        opening: markers before a call.
-        closing: marker after a call.
-        foreign: a template with one of these texts is of another family.
-        arguments_key: key of the arguments in a JSON call.
-        allows_list: whether one marker may have a JSON list of calls.
-        is_bare: whether calls may stand without a marker.
-        is_xml: whether calls are XML-like.
-        is_named: whether calls may have the name before the arguments.
-        new_id: returns the id of a new call.
-    """
-
-    name: str
-    marks: tuple[str, ...]
-    opening: tuple[str, ...]
-    closing: str = ""
-    foreign: tuple[str, ...] = ()
-    arguments_key: str = "arguments"
-    allows_list: bool = False
-    is_bare: bool = False
-    is_xml: bool = False
-    is_named: bool = False
-    new_id: Callable[[], str] = lambda: f"call_{uuid.uuid4().hex[:24]}"
+    name: str  # for messages and documentation
+    marks: tuple[str, ...]  # all of these texts are in the templates of the family
+    opening: tuple[str, ...]  # markers before a call
+    closing: str = ""  # marker after a call
+    foreign: tuple[str, ...] = ()  # a template with one of these texts is of another family
+    arguments_key: str = "arguments"  # key of the arguments in a JSON call
+    allows_list: bool = False  # whether one marker may have a JSON list of calls
+    is_bare: bool = False  # whether calls may stand without a marker
+    is_xml: bool = False  # whether calls are XML-like
+    is_named: bool = False  # whether calls may have the name before the arguments
+    new_id: Callable[[], str] = lambda: f"call_{uuid.uuid4().hex[:24]}"  # returns the id of a new call
 
     def matches(self, template: str) -> bool:
         has_marks = all(mark in template for mark in self.marks)
@@ -420,8 +397,7 @@ class _State(Enum):
     START = auto()
     CALL = auto()
     BETWEEN = auto()
-    FULL = auto()
-    """No more calls are allowed, and the rest is left out."""
+    FULL = auto()  # no more calls are allowed, and the rest is left out
 
 
 @final

@@ -14,35 +14,25 @@ from dataclasses import dataclass
 
 from draftree.core.errors import ConfigurationError
 
-MAX_NODES = 64
-"""Most nodes of one text's tree: the room for tentative tokens in a slot."""
+MAX_NODES = 64  # most nodes of one text's tree: the room for tentative tokens in a slot
 MAX_FRAME_BYTES = 1 << 20
 WHOLE = ("max_sessions", "max_texts", "max_nodes", "max_rows", "split")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifySettings:
-    """Limits of sessions and drafts.
+    """Limits of sessions and drafts."""
 
-    Attributes:
-        max_sessions: open sessions; further ones are refused with a time to retry.
-        max_texts: open texts of one session.
-        max_nodes: drafted tokens of one text in one round.
-        max_rows: drafted tokens of all texts that a pass should have; with many texts, devices are told to draft fewer
-            each.
-        lease: seconds without a request after which a session and its texts end.
-        park: seconds without a draft after which the slot of a text is freed; its next draft reads it again, as far as
-            it is not a cached prefix.
-        split: first layers that devices may run themselves, to send hidden states in place of tokens; 0 for none.
-    """
-
-    max_sessions: int = 64
-    max_texts: int = 8
-    max_nodes: int = MAX_NODES
+    max_sessions: int = 64  # open sessions; further ones are refused with a time to retry
+    max_texts: int = 8  # open texts of one session
+    max_nodes: int = MAX_NODES  # drafted tokens of one text in one round
+    # drafted tokens of all texts that a pass should have; with many texts, devices are told to draft fewer each
     max_rows: int = 256
-    lease: float = 120.0
+    lease: float = 120.0  # seconds without a request after which a session and its texts end
+    # seconds without a draft after which the slot of a text is freed; its next draft reads it again, as far as it is
+    # not a cached prefix
     park: float = 20.0
-    split: int = 0
+    split: int = 0  # first layers that devices may run themselves, to send hidden states in place of tokens; 0 for none
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

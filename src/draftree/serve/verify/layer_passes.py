@@ -61,8 +61,7 @@ async def probe_of(model: ServedModel, split: int) -> tuple[SlottedModel, Probe]
 
 logger = logging.getLogger(__name__)
 
-MAX_ROWS = 512
-"""Rows of a pass; a larger text has a pass of its own."""
+MAX_ROWS = 512  # rows of a pass; a larger text has a pass of its own
 
 
 @dataclass(slots=True, eq=False)

@@ -21,14 +21,10 @@ from draftree.serve.verify import VerifySettings
 from draftree.serve.verify.layer_passes import LayerPasses, LayerText, LayerTexts, Work, probe_of
 from draftree.serve.verify.sessions import Session
 
-MAX_NODES = 1024
-"""Most new nodes of one text in one frame, and of its tentative tree."""
-ACTIVE_SECONDS = 5.0
-"""A server that drains waits for texts that were used within this time."""
-MAX_LAYERS = 4
-"""Most layers whose states are returned: drafters read three, and the last is for the logits."""
-MEMORY_SHARE = 2
-"""Texts of devices take at most one of so many parts of the memory for texts."""
+MAX_NODES = 1024  # most new nodes of one text in one frame, and of its tentative tree
+ACTIVE_SECONDS = 5.0  # a server that drains waits for texts that were used within this time
+MAX_LAYERS = 4  # most layers whose states are returned: drafters read three, and the last is for the logits
+MEMORY_SHARE = 2  # texts of devices take at most one of so many parts of the memory for texts
 
 
 @final
@@ -38,8 +34,7 @@ class LayerService:
     def __init__(self, settings: VerifySettings, clock: Clock, is_closed: Callable[[], bool]) -> None:
         self._settings, self._clock, self._is_closed = settings, clock, is_closed
         self._passes: dict[str, tuple[LayerPasses, SlottedModel, Probe]] = {}
-        self._open: dict[LayerText, str] = {}
-        """Open texts of all sessions, with the names of their models."""
+        self._open: dict[LayerText, str] = {}  # open texts of all sessions, with the names of their models
         self.counts = Counter[str]()
 
     @property

@@ -88,8 +88,7 @@ def error_frame(error: Exception, number: int | None) -> bytes:
 
 logger = logging.getLogger(__name__)
 
-WATCH_SHARE = 0.25
-"""Sessions and texts are looked through after this share of the shorter of lease and parking time."""
+WATCH_SHARE = 0.25  # sessions and texts are looked through after this share of the shorter of lease and parking time
 
 
 @final
@@ -99,8 +98,7 @@ class VerifyService:
         self.sessions: dict[str, Session] = {}
         self.layers = LayerService(settings, clock, lambda: server.gate.is_closed)
         self._server, self._clock = server, clock
-        self._round_seconds: dict[str, float] = {}
-        """Seconds of the last round of every text, by its request id."""
+        self._round_seconds: dict[str, float] = {}  # seconds of the last round of every text, by its request id
         self._facts: dict[str, dict[str, Any]] = {}
         self._stop_listening: list[Callable[[], None]] = []
         self._watching: asyncio.Task[None] | None = None

@@ -15,12 +15,9 @@ from urllib.parse import unquote_to_bytes
 from draftree.core.errors import InvalidRequestError, import_extra
 from draftree.core.files import expanded
 
-MAX_BYTES = 32 << 20
-"""Largest encoded image."""
-MAX_PIXELS = 1 << 26
-"""Most pixels of all images of a prompt: 192 MiB in RGB. A small file can describe any size."""
-MAX_IMAGES = 64
-"""Most images of one prompt."""
+MAX_BYTES = 32 << 20  # largest encoded image
+MAX_PIXELS = 1 << 26  # most pixels of all images of a prompt: 192 MiB in RGB. A small file can describe any size.
+MAX_IMAGES = 64  # most images of one prompt
 MAX_16_BITS = (1 << 16) - 1
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 

@@ -125,8 +125,7 @@ def _changed(value: Any, change: Callable[[str], str]) -> Any:
 
 Messages = Sequence[Mapping[str, Any]]
 MESSAGE_KEYS = ("role", "content")
-IMAGES = ("image", "image_url")
-"""Types of content parts that are images."""
+IMAGES = ("image", "image_url")  # types of content parts that are images
 KNOWN_KEYS = frozenset((*MESSAGE_KEYS, "name", "reasoning_content", "thinking", "tool_call_id", "tool_calls"))
 """Common keys of messages; others must be read by the template."""
 MAX_DEPTH = 64  # levels of objects and arrays in tools, arguments and template variables

@@ -94,30 +94,20 @@ MEGABYTE = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureSettings:
-    """Settings of a capture.
+    """Settings of a capture."""
 
-    Attributes:
-        features: captured layers, such as "2,15,27"; "auto" is 2, n // 2 and n - 3 of n layers; "none" is for whole
-            models, which read tokens only. Index l is the input of layer l; n, or -1, is the output of the last layer.
-        teacher: "hidden" stores outputs of the last layer, "top-k:K" the K most likely next tokens.
-        chat: whether prompts are messages of a chat; None if the target has a chat template.
-        temperatures: temperatures that texts take in turn.
-        max_prompt_tokens: longer prompts are skipped.
-        limit_tokens: rows after which the capture ends; None for all prompts.
-        batch: number of texts that are generated at a time.
-        shard_megabytes: size at which a shard is closed.
-    """
-
+    # captured layers, such as "2,15,27"; "auto" is 2, n // 2 and n - 3 of n layers; "none" is for whole models, which
+    # read tokens only. Index l is the input of layer l; n, or -1, is the output of the last layer.
     features: str = AUTO
-    teacher: str = HIDDEN
-    chat: bool | None = None
-    temperatures: tuple[float, ...] = (0.0, 0.8)
+    teacher: str = HIDDEN  # "hidden" stores outputs of the last layer, "top-k:K" the K most likely next tokens
+    chat: bool | None = None  # whether prompts are messages of a chat; None if the target has a chat template
+    temperatures: tuple[float, ...] = (0.0, 0.8)  # temperatures that texts take in turn
     max_tokens: int = 200
-    max_prompt_tokens: int = 800
-    limit_tokens: int | None = None
+    max_prompt_tokens: int = 800  # longer prompts are skipped
+    limit_tokens: int | None = None  # rows after which the capture ends; None for all prompts
     seed: int = 0
-    batch: int = 64
-    shard_megabytes: int = 64
+    batch: int = 64  # number of texts that are generated at a time
+    shard_megabytes: int = 64  # size at which a shard is closed
 
     def __post_init__(self) -> None:
         require_positive(self, "max_tokens", "max_prompt_tokens", "limit_tokens", "batch", "shard_megabytes")
@@ -161,8 +151,7 @@ def _numbers(features: str) -> tuple[int, ...]:
         ) from None
 
 
-SAVE_SECONDS = 60.0
-"""Time after which the unfinished shard is written."""
+SAVE_SECONDS = 60.0  # time after which the unfinished shard is written
 TOO_LONG, REFUSED, FAILED = "prompt too long", "prompt refused", "generation failed"
 """Reasons of prompts without a text."""
 
@@ -350,29 +339,21 @@ class Capture:
         )
 
 
-SAMPLE = 100
-"""Prompts whose length is measured."""
+SAMPLE = 100  # prompts whose length is measured
 PROBE_PASSES = 12
-PROBE_SECONDS = 10.0
-"""Limits of the measurement."""
+PROBE_SECONDS = 10.0  # limits of the measurement
 DISK_SHARE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Size of a capture whose texts are all as long as allowed.
+    """Size of a capture whose texts are all as long as allowed."""
 
-    Attributes:
-        texts: with a limit of tokens there are more if some end early.
-        tokens: number of rows.
-        tokens_per_second: measured new tokens per second of a whole batch.
-    """
-
-    texts: int = 0
-    tokens: int = 0
+    texts: int = 0  # with a limit of tokens there are more if some end early
+    tokens: int = 0  # number of rows
     num_bytes: int = 0
     seconds: float = 0.0
-    tokens_per_second: float = 0.0
+    tokens_per_second: float = 0.0  # measured new tokens per second of a whole batch
 
     def __str__(self) -> str:
         minutes = self.seconds / 60

@@ -24,15 +24,10 @@ from draftree.train.data.shards import PromptSource
 
 @dataclass(frozen=True, slots=True)
 class DataPrompt:
-    """A prompt for training data.
+    """A prompt for training data."""
 
-    Attributes:
-        messages: a conversation that ends with a message of the user, or one message.
-        is_text: whether it was given as plain text rather than as messages.
-    """
-
-    messages: tuple[Mapping[str, str], ...]
-    is_text: bool = False
+    messages: tuple[Mapping[str, str], ...]  # a conversation that ends with a message of the user, or one message
+    is_text: bool = False  # whether it was given as plain text rather than as messages
 
     @classmethod
     def of_text(cls, text: str) -> DataPrompt:
@@ -107,28 +102,20 @@ def _hash(name: str) -> int:
 
 PROBES = ("alpha", "Zero")
 """Two messages that begin and end with other letters: what is equal in both encoded conversations is the template's."""
-MIN_TOKENS = 4
-"""Shorter messages are dropped."""
-MAX_ATTEMPTS = 4
-"""Drawn messages per wanted one, after which the model is regarded as unable to write them."""
+MIN_TOKENS = 4  # shorter messages are dropped
+MAX_ATTEMPTS = 4  # drawn messages per wanted one, after which the model is regarded as unable to write them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageSettings:
-    """How messages of users are drawn.
-
-    Attributes:
-        max_tokens: maximum number of tokens of a message, its end included.
-        seed: seed of the first message; each further one has the next seed.
-        batch: number of messages that are drawn at a time.
-    """
+    """How messages of users are drawn."""
 
     number: int
     temperature: float = 1.0
     top_p: float = 0.95
-    max_tokens: int = 200
-    seed: int = 0
-    batch: int = 64
+    max_tokens: int = 200  # maximum number of tokens of a message, its end included
+    seed: int = 0  # seed of the first message; each further one has the next seed
+    batch: int = 64  # number of messages that are drawn at a time
 
     def __post_init__(self) -> None:
         require_positive(self, "number", "batch")
@@ -217,17 +204,12 @@ def magpie_prompts(
 # The prompts are a function of the installed packages and of the number: every package in turn, each with its prompts
 # in an order given by a hash. They quote the packages; published data made with them must follow their licences.
 
-MAX_FILES = 12
-"""Source files of a package that are read."""
+MAX_FILES = 12  # source files of a package that are read
 MAX_FILE_BYTES = 200_000
-MIN_TEXT, MAX_TEXT = 200, 1200
-"""Characters of a quoted text."""
-MIN_LINES, MAX_LINES = 4, 25
-"""Lines of a quoted function."""
-HEAD_LINES = 20
-"""Lines of a quoted beginning of a file."""
-MAX_LINE = 160
-"""Longer lines are data, not code."""
+MIN_TEXT, MAX_TEXT = 200, 1200  # characters of a quoted text
+MIN_LINES, MAX_LINES = 4, 25  # lines of a quoted function
+HEAD_LINES = 20  # lines of a quoted beginning of a file
+MAX_LINE = 160  # longer lines are data, not code
 OWN = "draftree"
 
 OF_TEXT = (

@@ -49,8 +49,7 @@ from draftree.models.base import LanguageModel
 
 FORMAT, VERSION = "draftree training data", 1
 MANIFEST = "manifest.json"
-TEMPORARY = ".part"
-"""Suffix of files that are being written."""
+TEMPORARY = ".part"  # suffix of files that are being written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,32 +74,23 @@ class PromptSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """Everything that determines the texts and their states. A folder is continued with an equal recipe only.
-
-    Attributes:
-        dtype: dtype of the stored states: that of the target.
-        exact: whether states do not depend on the batch, so that the same settings give the same bytes.
-        features: captured layers, counted from 0; the number of layers is the output of the last one.
-        chat: whether prompts are messages of a chat.
-        temperatures: temperatures that texts take in turn.
-        seed: seed of the order of prompts and of the seeds of texts.
-    """
+    """Everything that determines the texts and their states. A folder is continued with an equal recipe only."""
 
     target: str
     fingerprint: str
-    dtype: str
+    dtype: str  # dtype of the stored states: that of the target
     quantization: str | None
-    exact: bool
-    features: tuple[int, ...]
+    exact: bool  # whether states do not depend on the batch, so that the same settings give the same bytes
+    features: tuple[int, ...]  # captured layers, counted from 0; the number of layers is the output of the last one
     num_layers: int
     hidden: int
     vocab: int
     teacher: str
-    chat: bool
-    temperatures: tuple[float, ...]
+    chat: bool  # whether prompts are messages of a chat
+    temperatures: tuple[float, ...]  # temperatures that texts take in turn
     max_tokens: int
     max_prompt_tokens: int
-    seed: int
+    seed: int  # seed of the order of prompts and of the seeds of texts
     shard_bytes: int
     prompts: tuple[PromptSource, ...]
 
@@ -126,18 +116,12 @@ def _shown(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """State of a folder.
-
-    Attributes:
-        next_prompt: number of prompts that are done or skipped, in the order of the recipe.
-        skipped: number of skipped prompts by reason.
-        complete: whether the last run reached its limit, or the end of the prompts.
-    """
+    """State of a folder."""
 
     recipe: Recipe
-    next_prompt: int = 0
-    skipped: Mapping[str, int] = field(default_factory=dict)
-    complete: bool = False
+    next_prompt: int = 0  # number of prompts that are done or skipped, in the order of the recipe
+    skipped: Mapping[str, int] = field(default_factory=dict)  # number of skipped prompts by reason
+    complete: bool = False  # whether the last run reached its limit, or the end of the prompts
     shards: tuple[ShardEntry, ...] = ()
 
     @property
@@ -208,17 +192,11 @@ def sum_of(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopRows:
-    """The most likely next tokens of each row.
+    """The most likely next tokens of each row."""
 
-    Attributes:
-        ids: token ids, best first, shape (rows, K), int64.
-        logits: log-probabilities at temperature 1, shape (rows, K), float32.
-        lse: logarithm of the sum of exponentials of all logits, shape (rows,), float32.
-    """
-
-    ids: Tensor
-    logits: Tensor
-    lse: Tensor
+    ids: Tensor  # token ids, best first, shape (rows, K), int64
+    logits: Tensor  # log-probabilities at temperature 1, shape (rows, K), float32
+    lse: Tensor  # logarithm of the sum of exponentials of all logits, shape (rows,), float32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -227,24 +205,17 @@ class Text:
 
     Row i holds the states at token i, from which token i + 1 is predicted; so `tokens` has one entry more than the
     states have rows.
-
-    Attributes:
-        tokens: token ids, shape (rows + 1,), int64.
-        prompt_length: tokens of the prompt; rows from `prompt_length - 1` on predict the answer.
-        features: inputs of the captured layers, shape (rows, layers, hidden), in the dtype of the target.
-        last: output of the last layer before the final norm, shape (rows, hidden); None with a top-k teacher.
-        top: None without a top-k teacher.
-        prompt_id: index of the prompt among all prompts of the data.
     """
 
-    tokens: Tensor
-    prompt_length: int
-    features: Tensor
+    tokens: Tensor  # token ids, shape (rows + 1,), int64
+    prompt_length: int  # tokens of the prompt; rows from `prompt_length - 1` on predict the answer
+    features: Tensor  # inputs of the captured layers, shape (rows, layers, hidden), in the dtype of the target
+    # output of the last layer before the final norm, shape (rows, hidden); None with a top-k teacher
     last: Tensor | None
-    top: TopRows | None
+    top: TopRows | None  # None without a top-k teacher
     temperature: float
     seed: int
-    prompt_id: int
+    prompt_id: int  # index of the prompt among all prompts of the data
 
     @property
     def num_rows(self) -> int:
@@ -294,8 +265,7 @@ def text_of(tensors: dict[str, Tensor], index: int) -> Text:
 
 
 HIDDEN, TOP_K = "hidden", "top-k"
-ROWS = 256
-"""Rows of logits that are computed at a time."""
+ROWS = 256  # rows of logits that are computed at a time
 
 
 def top_k_of(teacher: str, vocab_size: int) -> int | None:
@@ -333,8 +303,7 @@ class TopTeacher:
         return TopRows(ids, logits, lse)
 
 
-OPEN_SHARDS = 64
-"""Shards that are mapped at a time."""
+OPEN_SHARDS = 64  # shards that are mapped at a time
 UNSEEN_SHARE = 0.05
 
 
@@ -497,8 +466,7 @@ class ShardWriter:
         """Texts of the unfinished shard, and the reasons of prompts without a text. Changed in one assignment only, so
         that an interruption at any time leaves a consistent state."""
         self._remove_leftovers()
-        self._closed = self.manifest
-        """The folder without its unfinished shard."""
+        self._closed = self.manifest  # the folder without its unfinished shard
         self._reopen()
 
     @property
