@@ -8,7 +8,7 @@ import math
 import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -389,6 +389,7 @@ class AutoChoice:
     draft: str  # spec of the drafter; "none" if no drafter can be used
     plan: str | None  # spec of the planner; None for the default
     note: str  # the drafter and the reasons in one sentence
+    published: Mapping[str, float] = field(default_factory=dict)  # for the race: see `engine.race.Race`
 
 
 def decide(loaded: LoadedModel, verify: str, plan: str | None, *, download: bool = False) -> AutoChoice:
@@ -430,7 +431,9 @@ def decide(loaded: LoadedModel, verify: str, plan: str | None, *, download: bool
     if chosen:
         reasons = "; ".join([*(candidate.reason for candidate in chosen), *left_out])
         note = f"draft {AUTO_DRAFT}: {draft} ({reasons})"
-        return AutoChoice(draft, chosen[0].plan if plan is None else plan, note)
+        known = {candidate.rival: candidate.found.known.first_rate for candidate in chosen if candidate.found}
+        published = {spec: rate for spec, rate in known.items() if rate is not None}
+        return AutoChoice(draft, chosen[0].plan if plan is None else plan, note, published)
     if plan is not None and refused:
         last = list(refused.values())[-1]
         raise ConfigurationError(f"draft '{AUTO_DRAFT}' finds no drafter for planner '{plan}': {last}") from last

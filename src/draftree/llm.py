@@ -210,7 +210,7 @@ class LLM:
         self._parts = alone(lambda: build(clock=options.clock, learning=self.learned))
         self._engine = Engine(self._parts, options, on_round=options.on_round)
         raced = self._parts.choice(auto.draft) if auto else None
-        self._race = Race(raced) if raced is not None else None
+        self._race = Race(raced, auto.published) if auto and raced is not None else None
         if self._race is not None:
             self._engine.on_round(self._race.observe)
         self.kernels = loaded.kernels

@@ -87,6 +87,9 @@ def lines_of(found: list[FoundDrafter], tuned: list[TunedDraft]) -> list[str]:
         lines.append(f"  {fits}" if each.reason is None else f"  does not fit: {each.reason}")
         if known.speedup is not None:
             lines.append(f"  {known.speedup:.2f} times plain decoding: {known.measured}")
+        if known.tokens_per_round is not None:
+            drafted = "" if known.drafted is None else f", {known.drafted} drafted"
+            lines.append(f"  {known.tokens_per_round:.2f} tokens per round{drafted}: {known.accepted}")
         source = f"{known.source or 'no source'}{'' if known.verified else ', not verified'}"
         lines.append(f"  found {WAYS[each.matched]}; {'; '.join(filter(None, (source, known.note)))}")
     return [harmless(line) for line in lines]

@@ -7,6 +7,7 @@ losing is released, and a drafter that is hardly ever right is reported: it may 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import final
 
 from draftree.core.types import DraftPart, RoundRecord
@@ -29,10 +30,16 @@ FEWEST_DRAFTS = 8
 
 @final
 class Race:
-    """Judge of the parts of a merged drafter; a listener of rounds. `notes` says what it found, a sentence each."""
+    """Judge of the parts of a merged drafter; a listener of rounds. `notes` says what it found, a sentence each.
 
-    def __init__(self, choice: DraftChoice) -> None:
+    Args:
+        choice: the merged drafter.
+        published: acceptance of the first token that was published for drafters, by their specs.
+    """
+
+    def __init__(self, choice: DraftChoice, published: Mapping[str, float]) -> None:
         self._choice = choice
+        self._published = published
         self._unfit: set[int] = set()
         self.notes: list[str] = []
 
@@ -48,14 +55,15 @@ class Race:
 
     def _report_unfit(self, standing: Standing) -> None:
         part = self._part(standing)
-        recorded = (*part.greedy_rates[:1], *part.sampled_rates[:1], None)[0]
-        expected = FIT_ACCEPTANCE if recorded is None else recorded
+        records = [(rate, "were measured in its training") for rate in (part.greedy_rates or part.sampled_rates)[:1]]
+        if part.name in self._published:
+            records.append((self._published[part.name], "are published for it"))
+        expected, source = (*records, (FIT_ACCEPTANCE, "are usual"))[0]
         # beside one hit and one miss, so that few drafts are no evidence
         rate = (standing.num_hits + 1) / (standing.num_drafts + 2)
         if standing.part in self._unfit or standing.num_drafts < FEWEST_DRAFTS or rate >= UNFIT_SHARE * expected:
             return
         self._unfit.add(standing.part)
-        source = "are usual" if recorded is None else "were measured in its training"
         note = (
             f"drafter '{part.name}' was right in {standing.num_hits} of {standing.num_drafts} first tokens, where "
             f"{expected:.0%} {source}: it may belong to another revision of the model"

@@ -8,6 +8,7 @@ or, if it is a local folder or file without any of these, by its shape. Nothing 
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -60,7 +61,25 @@ class KnownDrafter:
     verified: bool = False  # whether the source was read when the entry was written
     speedup: float | None = None  # relative to plain decoding, if this project has measured it
     measured: str = ""  # where and how
+    tokens_per_round: float | None = None  # acceptance length, if someone has published or measured it
+    drafted: int | None = None  # tokens of the chains that it was measured with; None if unknown
+    accepted: str = ""  # of which texts, and who says so
     note: str = ""
+
+    @property
+    def first_rate(self) -> float | None:
+        """Acceptance of the first token by that record, if all tokens of a chain are accepted as often; None without.
+
+        A chain of k tokens writes 1 + p + p^2 + ... + p^k of them in a round; without k, p is at least 1 - 1/tokens.
+        """
+        if self.tokens_per_round is None:
+            return None
+        low, high = 1.0 - 1.0 / self.tokens_per_round, 1.0
+        while self.drafted is not None and high - low > 1e-6:
+            rate = (low + high) / 2
+            is_more = sum(rate**level for level in range(self.drafted + 1)) > self.tokens_per_round
+            low, high = (low, rate) if is_more else (rate, high)
+        return low
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,11 +224,15 @@ def _shape(values: Mapping[str, Any]) -> Shape:
 
 def _drafter(values: Mapping[str, Any]) -> KnownDrafter:
     drafter = KnownDrafter(**values)
-    for name in ("kind", "id", "source", "measured", "note"):
+    for name in ("kind", "id", "source", "measured", "accepted", "note"):
         _typed(getattr(drafter, name), str)
-    for name, kind in (("revision", str), ("licence", str), ("bytes", int), ("speedup", float | int)):
+    numbers = (("bytes", int), ("speedup", float | int), ("tokens_per_round", float | int), ("drafted", int))
+    for name, kind in (("revision", str), ("licence", str), *numbers):
         if getattr(drafter, name) is not None:
             _typed(getattr(drafter, name), kind)
+    most = math.inf if drafter.drafted is None else drafter.drafted + 1
+    if drafter.tokens_per_round is not None and not 1 <= drafter.tokens_per_round <= most:
+        raise ValueError(f"tokens_per_round is {drafter.tokens_per_round}: it must be from 1 to drafted + 1")
     return drafter
 
 
@@ -425,8 +448,11 @@ def find_drafters(target: Target) -> list[FoundDrafter]:
     ]
     unique: dict[str, FoundDrafter] = {}
     for drafter in found:
-        is_inside = not drafter.known.id
-        unique.setdefault(drafter.known.kind if is_inside else str(drafter.place or drafter.known.id), drafter)
+        key = str(drafter.place or drafter.known.id) if drafter.known.id else drafter.known.kind
+        first = unique.setdefault(key, drafter)
+        if first.known.tokens_per_round is None:  # layers of the checkpoint are also in the list
+            record = {name: getattr(drafter.known, name) for name in ("tokens_per_round", "drafted", "accepted")}
+            unique[key] = replace(first, known=replace(first.known, **record))
     return sorted(unique.values(), key=_rank)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import pytest
@@ -44,7 +45,13 @@ class Outcome:
         return {name for name, model in self.models.items() if model() is None}
 
 
-def written(*names: str, texts: int, recorded: str = "", others: tuple[str, ...] = ("suffix",)) -> Outcome:
+def written(
+    *names: str,
+    texts: int,
+    recorded: str = "",
+    published: Mapping[str, float] | None = None,
+    others: tuple[str, ...] = ("suffix",),
+) -> Outcome:
     """Texts of 100 tokens, one after the other, with these drafters and others, or by plain decoding."""
     clock = FakeClock()
     models: dict[str, weakref.ref[TableLM]] = {}
@@ -68,7 +75,7 @@ def written(*names: str, texts: int, recorded: str = "", others: tuple[str, ...]
     parts = build_parts(methods, LoadedModel(target, None, (), "table"), None, load_draft=load, clock=clock)
     engine = Engine(parts, EngineLimits(max_batch_size=1))
     choice = parts.drafters[0] if names else None
-    race = None if choice is None else Race(choice)
+    race = None if choice is None else Race(choice, published or {})
     drafted: list[tuple[int, ...]] = []
 
     def note_parts(record: RoundRecord) -> None:
@@ -133,6 +140,16 @@ def test_a_drafter_of_another_revision_is_reported_once(plain: Outcome) -> None:
     assert note.startswith("drafter 'model:wrong,k=3' was right in ")
     assert "first tokens, where 80% were measured in its training: it may belong to another revision" in note
     assert outcome.released == {"wrong"}
+
+
+def test_a_published_acceptance_is_what_a_drafter_is_compared_with(plain: Outcome) -> None:
+    published = {"model:wrong,k=3": 0.7, "model:useless,k=3": 0.08}
+    outcome = written("wrong", "good", "useless", texts=12, published=published)
+    assert outcome.texts == plain.texts[:12]
+    assert outcome.race is not None
+    (note,) = [note for note in outcome.race.notes if "revision" in note]
+    assert note.startswith("drafter 'model:wrong,k=3' was right in ")
+    assert "first tokens, where 70% are published for it: it may belong to another revision" in note
 
 
 def test_without_a_lookup_all_that_lose_are_released(plain: Outcome) -> None:

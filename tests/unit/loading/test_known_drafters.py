@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 from block_files import written
 from cli_samples import save_tiny_model
 from draftree import LLM, SamplingParams
+from draftree.build import decide
 from draftree.core.errors import ConfigurationError, ModelNotFoundError
 from draftree.heads.config import KINDS
 from draftree.heads.folders import write_folder
@@ -27,6 +28,7 @@ from draftree.loading.known_drafters import (
     DATA,
     SIBLING,
     FoundDrafter,
+    KnownDrafter,
     bare_name,
     base_models,
     describe_target,
@@ -144,6 +146,19 @@ def test_every_entry_of_the_list_is_complete() -> None:
             assert drafter.source
             assert "/" in drafter.id or drafter.id in CATALOGUE or (drafter.kind == "mtp" and not drafter.id)
             assert (drafter.speedup is None) == (drafter.measured == "")
+            assert (drafter.tokens_per_round is None) == (drafter.accepted == "")
+            assert drafter.drafted is None or drafter.tokens_per_round is not None
+
+
+@pytest.mark.parametrize(
+    ("tokens", "drafted", "rate"),
+    [(None, None, None), (1.65, 1, 0.65), (1.75, 2, 0.5), (1.0, 3, 0.0), (4.0, 3, 1.0), (2.0, None, 0.5)],
+)
+def test_the_acceptance_of_the_first_token_follows_from_tokens_per_round(
+    tokens: float | None, drafted: int | None, rate: float | None
+) -> None:
+    known = KnownDrafter(kind="eagle3", tokens_per_round=tokens, drafted=drafted)
+    assert known.first_rate == (None if rate is None else pytest.approx(rate, abs=1e-5))
 
 
 @pytest.mark.parametrize(
@@ -353,6 +368,11 @@ def test_the_layouts_of_others_are_found(target: Path, tmp_path: Path) -> None:
         ('{"format": 1, "targets": [{"models": "a/b", "drafters": []}]}', "wrong type"),
         ('{"format": 1, "targets": [{"models": ["a/b"], "drafters": [{"kind": "eagle3", "url": "x"}]}]}', "'url'"),
         ('{"format": 1, "targets": [{"models": ["a/b"], "drafters": [{"kind": 3}]}]}', "(targets[0]: 3 has the wrong"),
+        (
+            '{"format": 1, "targets": [{"models": [], "drafters": [{"kind": "", "tokens_per_round": 3, "drafted": 1'
+            "}]}]}",
+            "tokens_per_round is 3: it must be from 1 to drafted + 1",
+        ),
         ('{"format": 1, "targets": [{"drafters": []}]}', "models"),
         ('{"format": 1, "targets": [{"models": [], "shape": {"vocab_size": "9"}, "drafters": []}]}', "wrong type"),
     ],
@@ -377,7 +397,9 @@ def test_a_folder_that_is_gone_is_not_published(target: Path, tmp_path: Path) ->
 
 def test_mtp_layers_of_the_checkpoint_come_first_and_draft(tmp_path: Path) -> None:
     folder = target_with_mtp(TARGETS["glm"], tmp_path / "models" / "target")
+    name_them(models=["maker/target"], drafters=[{"kind": "mtp", "tokens_per_round": 1.8, "drafted": 1}])
     found = one(found_for(folder))
+    assert found.known.first_rate == pytest.approx(0.8), "its record is that of the list"
     assert (found.known.kind, found.where, found.place, found.reason) == ("mtp", "in the checkpoint", folder, None)
     plain = LLM(folder, "none", dtype="float32").generate([PROMPT], GREEDY)[0].token_ids
     llm = LLM(folder, dtype="float32", plan="fixed")
@@ -484,7 +506,10 @@ def test_a_model_without_drafters_keeps_its_default(target: Path) -> None:
 
 def test_auto_takes_a_head_of_the_hub_cache_and_keeps_the_text(target: Path, places: Path, tmp_path: Path) -> None:
     snapshot = put_in_hub(places, "maker/head", head_folder(tmp_path / "heads"))
-    name_them(drafters=[{"kind": "eagle3", "id": "maker/head", "source": "me", "bytes": 5_000_000, "licence": "MIT"}])
+    known = {"kind": "eagle3", "id": "maker/head", "source": "me", "bytes": 5_000_000, "licence": "MIT"}
+    name_them(drafters=[{**known, "tokens_per_round": 1.75, "drafted": 2}])
+    published = decide(load_model(target, dtype="float32"), "coupled", None).published
+    assert published == {f"head:{snapshot}": pytest.approx(0.5)}
     plain = LLM(target, "none", dtype="float32").generate([PROMPT], GREEDY)[0].token_ids
     llm = LLM(target, dtype="float32", plan="fixed")
     assert llm.drafts == (f"head:{snapshot}+suffix",)
