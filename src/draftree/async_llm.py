@@ -534,8 +534,7 @@ class AsyncLLM:
         Raises:
             EngineClosedError: the engine was closed, or failed.
         """
-        result: T = await asyncio.wrap_future(self._driver.call(lambda: self._llm.engine.lock.run(action)))
-        return result
+        return await asyncio.wrap_future(self._driver.call(lambda: self._llm.engine.lock.run(action)))
 
     async def pass_costs(self, max_rows: int) -> Mapping[int, float]:
         """Return seconds of the target's passes by rows, up to at least `max_rows`; measured once."""

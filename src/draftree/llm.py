@@ -416,8 +416,7 @@ class LLM:
                 try:
                     update = next(updates)
                 except StopIteration as end:
-                    done: Completion = end.value
-                    return done
+                    return end.value
                 for piece in update.pieces:
                     yield piece.text
 

@@ -26,8 +26,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BeamCounts:
-    """Counts of beam searches."""
-
     running: int  # searches that have slots
     waiting: int  # searches that wait for a place or for memory
     finished: int  # searches that ended with a result
@@ -39,9 +37,7 @@ class BeamCounts:
 class BeamWork(Background):
     """Beam searches as one batch beside the sequences of an engine; of several searches one pass serves all.
 
-    Args:
-        engine: its model is searched; its sequences go on between the steps.
-        tokenizer: None if the model has none.
+    `engine`: its model is searched; its sequences go on between the steps. `tokenizer`: None if the model has none.
     """
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer | None, end_ids: Sequence[int]) -> None:
@@ -54,12 +50,10 @@ class BeamWork(Background):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no search runs or waits."""
         return self._search.is_idle
 
     @property
     def model(self) -> LanguageModel:
-        """The model that is searched."""
         return self._engine.parts.target
 
     @property
@@ -72,8 +66,7 @@ class BeamWork(Background):
     def add(self, prompt: DecoderInput, params: BeamSearchParams, promise: Future[BeamResult]) -> None:
         """Queue a search.
 
-        Args:
-            promise: gets its result or its error; running, so that its reader cannot cancel it.
+        `promise`: gets its result or its error; running, so that its reader cannot cancel it.
         """
         text = self._search.add(prompt, params)
         length = self._search.slot_length(text)
@@ -115,7 +108,6 @@ class BeamWork(Background):
                 promise.set_exception(error)
 
     def end(self, error: EngineClosedError) -> None:
-        """End all searches with this error."""
         self._fail(error)
 
     def _has_room(self, count: int, length: int) -> bool:

@@ -52,10 +52,8 @@ class BeamDrafter(ABC):
     def start(self, search: SequenceSearch, *, capacity: int, length: int) -> None:  # noqa: B027
         """Prepare for a search.
 
-        Args:
-            search: the search, before its first pass.
-            capacity: maximum number of live nodes in one slot.
-            length: expected maximum number of tokens in a slot.
+        `search`: the search, before its first pass. `capacity`: maximum number of live nodes in one slot. `length`:
+        expected maximum number of tokens in a slot.
         """
 
     def forests(self, search: SequenceSearch) -> Sequence[Forest]:
@@ -66,8 +64,7 @@ class BeamDrafter(ABC):
     def propose(self, depths: Mapping[SequenceSearch, int]) -> list[list[Draft]]:
         """Return drafts for each search.
 
-        Args:
-            depths: maximum number of levels for each search, at least 1.
+        `depths`: maximum number of levels for each search, at least 1.
         """
 
     def finish(self, search: SequenceSearch) -> None:  # noqa: B027

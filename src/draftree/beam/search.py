@@ -66,8 +66,7 @@ class BeamSearch:
     ) -> list[BeamResult]:
         """Search all prompts. All slots are closed at the end, also after an error.
 
-        Args:
-            prompts: token ids, each with at least one, or prompts with a source.
+        `prompts`: token ids, each with at least one, or prompts with a source.
         """
         searches = [self._search_of(index, *pair) for index, pair in enumerate(zip(prompts, params, strict=True))]
         self._waiting += searches
@@ -114,7 +113,6 @@ class BeamSearch:
             drafter.finish(search)
 
     def close(self) -> None:
-        """Drop all searches and close their slots."""
         self._waiting.clear()
         for search in list(self._forests):
             self.cancel(search)

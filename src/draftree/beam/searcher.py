@@ -95,9 +95,8 @@ def beam_opening(
 ) -> DecoderInput:
     """Return the prompt of a search.
 
-    Args:
-        prompt: token ids, or features; the source of an encoder-decoder model.
-        decoder_prompt: what the decoder of such a model continues; None for its own start.
+    `prompt`: token ids, or features; the source of an encoder-decoder model. `decoder_prompt`: what the decoder of such
+    a model continues; None for its own start.
     """
     refuse_images(prompt, "a beam search")
     opening = decoder_input(model, prompt, decoder_prompt)

@@ -197,7 +197,6 @@ class SequenceSearch:
 
     @property
     def live(self) -> list[Beam]:
-        """All live beams, groups in order."""
         return [beam for group in self.groups for beam in group.beams]
 
     @property

@@ -19,8 +19,6 @@ ROOT = -1  # parent of the first tokens
 
 
 class Status(StrEnum):
-    """State of a token of a beam."""
-
     COMMITTED = "committed"  # common to all live beams
     LIVE = "live"
     RETURNED = "returned"  # part of a finished sequence that is returned
@@ -192,10 +190,8 @@ def tree_svg(
 
     A box is a token with its probability, a line is as thick as the probability. Finished sequences have their score.
 
-    Args:
-        prompt: text before the tree; its end is shown.
-        title: heading; empty for none.
-        step: state after this step; None for the end of the search.
+    `prompt`: text before the tree; its end is shown. `title`: heading; empty for none. `step`: state after this step;
+    None for the end of the search.
     """
     shown = trace.shown(step)
     labels = {place: label_of(token_text(trace.nodes[place].token)) for place in shown}

@@ -499,8 +499,6 @@ NONE = "none"
 
 @dataclass(frozen=True, slots=True)
 class ChatCommand:
-    """A command."""
-
     value: str  # placeholder of its value in the help; empty if it has none. In brackets: may be left out
     help: str
     run: Callable[[Session, str], None]

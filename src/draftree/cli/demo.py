@@ -33,8 +33,6 @@ WARM_UP_TOKENS = 24  # enough rounds for the first passes of a drafter's model, 
 
 @dataclass(frozen=True, slots=True)
 class DemoPrompt:
-    """A prompt of the demonstration."""
-
     title: str
     file: str
     max_tokens: int

@@ -41,8 +41,6 @@ SEAMS = (
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option of a method."""
-
     name: str
     type: str
     default: Any  # None if the method decides

@@ -74,7 +74,6 @@ class Task:
 
     @property
     def prompt(self) -> Prompt:
-        """The prompt of a task that is no message."""
         return {"text": self.text, "images": list(self.images)} if self.images else self.text
 
 
@@ -99,8 +98,6 @@ def content_with(images: Sequence[str], text: str) -> str | list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A task with its sampling parameters."""
-
     task: Task
     params: SamplingParams
     fits_context: bool  # whether `max_tokens` is reduced to fit the context, because it was not given
@@ -160,8 +157,6 @@ LABELS = ("id", "category")
 
 @dataclass(frozen=True, slots=True)
 class FilePrompt:
-    """A prompt of a file."""
-
     place: str
     line: int
     prompt: str | None = None

@@ -104,8 +104,6 @@ PICTURES = (
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The result of a run."""
-
     setup: Setup
     task: Task
     completions: list[Completion]
@@ -296,7 +294,6 @@ def comparable(params: SamplingParams, verify: str) -> SamplingParams:
 
 
 def are_equal(plain: Run, fast: Run) -> bool:
-    """Return whether all texts are equal, token for token."""
     return [c.token_ids for c in plain.completions] == [c.token_ids for c in fast.completions]
 
 

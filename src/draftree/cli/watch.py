@@ -33,8 +33,6 @@ API_PATH = "/v1"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The root of a server."""
-
     scheme: str
     host: str
     port: int
@@ -215,7 +213,6 @@ class History:
 
     @property
     def models(self) -> list[Mapping[str, Any]]:
-        """The models of the last status."""
         return mappings((self.status or {}).get("models"))
 
     def add_status(self, status: Mapping[str, Any]) -> None:

@@ -241,12 +241,10 @@ def require_affinity(affinity: str | None) -> None:
 def apply_threads(threads: int | None, affinity: str | None = None) -> None:
     """Set the number of CPU threads of this process, and the processors on which all of its threads run.
 
-    Args:
-        threads: number of threads; None for the choice of `choose_threads`, if it is smaller than torch's own number
-            and no program, environment variable or earlier call has chosen one.
-        affinity: "auto" for the processors of `choose_threads`, a list such as "0-3,8", or "none" to leave the threads
-            to the system; None is "auto" on machines with several memory nodes or kinds of cores, if the number of
-            threads is chosen too, and "none" elsewhere.
+    `threads`: number of threads; None for the choice of `choose_threads`, if it is smaller than torch's own number and
+    no program, environment variable or earlier call has chosen one. `affinity`: "auto" for the processors of
+    `choose_threads`, a list such as "0-3,8", or "none" to leave the threads to the system; None is "auto" on machines
+    with several memory nodes or kinds of cores, if the number of threads is chosen too, and "none" elsewhere.
     """
     require_affinity(affinity)
     if threads is not None and threads < 1:

@@ -187,9 +187,8 @@ def join(trees: Sequence[TokenTree], names: Sequence[str], *, vocab_size: int) -
     token of an earlier sibling is never accepted itself, so its descendants are attached to that sibling. A point draw
     is merged into such a sibling; a draw from a distribution is kept, because dropping it would condition on its value.
 
-    Args:
-        names: one name per tree; a node lists the names of all trees that proposed it.
-        vocab_size: width of the distributions; a point draw gets a one-hot distribution.
+    `names`: one name per tree; a node lists the names of all trees that proposed it. `vocab_size`: width of the
+    distributions; a point draw gets a one-hot distribution.
     """
     joined = _Growing()
     order = sorted(range(len(trees)), key=lambda part: trees[part].distributions is None)

@@ -48,8 +48,7 @@ def synchronize(device: torch.device) -> None:
 
 def to_host(tensor: Tensor) -> list[Any]:
     """Return a tensor's numbers as nested lists; the host waits for the device."""
-    values: list[Any] = tensor.tolist()
-    return values
+    return tensor.tolist()
 
 
 def layers_of(hidden: Tensor, columns: Sequence[int]) -> Tensor:

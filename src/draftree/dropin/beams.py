@@ -96,8 +96,7 @@ class CallHooks(Hooks):
         if not self._criteria:
             return [False] * len(candidates)
         shown = self._shown(text, [(*candidate.parent.tokens, candidate.token) for candidate in candidates])
-        ends: list[bool] = self._criteria(shown, None).tolist()
-        return ends
+        return self._criteria(shown, None).tolist()
 
 
 @torch.no_grad()

@@ -35,8 +35,6 @@ LONGEST = 64  # tokens ahead at most where a schedule lengthens the guess
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """Specs of drafter and planner."""
-
     draft: str
     plan: str | None
 

@@ -213,8 +213,7 @@ def num_pads(input_ids: Tensor, mask: Tensor | None) -> list[int]:
             "attention_mask hides tokens after others that it shows, and Draftree takes padding at the left only: "
             "set padding_side='left' when the tokenizer is loaded"
         )
-    pads: list[int] = (~seen).sum(dim=1).tolist()
-    return pads
+    return (~seen).sum(dim=1).tolist()
 
 
 def _refuse_positions(positions: Tensor | None, pads: list[int], input_ids: Tensor) -> None:

@@ -237,8 +237,7 @@ class Steps:
                     f"row {row.place}: at position {length} the scores are NaN, or the logits processors left no "
                     "token: check weights and dtype, or loosen the processors"
                 )
-        picks: list[int] = best[:, 0].tolist()
-        return picks
+        return best[:, 0].tolist()
 
     def _flags(self, rows: Sequence[Row], length: int) -> list[bool]:
         seen = self._seen(rows, whole=self.in_step)

@@ -445,8 +445,7 @@ class LanguageModel(ABC):
     @property
     def lock(self) -> ModelLock:
         """The lock of all threads and engines that use the model; passes are run and slots are edited under it."""
-        lock: ModelLock = self.__dict__.setdefault("_lock_of_model", ModelLock())
-        return lock
+        return self.__dict__.setdefault("_lock_of_model", ModelLock())
 
     @final
     def __reduce_ex__(self, protocol: object) -> NoReturn:

@@ -66,8 +66,7 @@ def reference_logits(model: Any) -> ReferenceLogits:
     ids = tokens_of_check(int(model.config.get_text_config().vocab_size))
 
     def score(tokens: Tensor) -> Tensor:
-        logits: Tensor = model(**prompt_inputs(model, tokens.to(model.device), use_cache=False)).logits
-        return logits
+        return model(**prompt_inputs(model, tokens.to(model.device), use_cache=False)).logits
 
     return branch_logits(ids, score)
 

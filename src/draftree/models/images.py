@@ -24,8 +24,6 @@ NOT_READ = frozenset({"input_ids", "attention_mask", "labels"})
 @final
 @dataclass(frozen=True, eq=False)
 class ImagePrompt(Sequence[int]):
-    """Token ids of a prompt with images."""
-
     tokens: tuple[int, ...]  # the ids, with as many placeholders as each image has embeddings
     inputs: Mapping[str, Tensor]  # further inputs of the model's forward pass, of batch size 1, such as pixels
     num_first: int  # number of first tokens that the model's own forward pass reads: to the token after the last image
@@ -63,7 +61,6 @@ class ImagePrompt(Sequence[int]):
 
 
 def refuse_images(prompt: object, what: str) -> None:
-    """Raise for a prompt with images."""
     if isinstance(prompt, ImagePrompt):
         raise InvalidRequestError(f"{what} reads no images: remove them", param="prompt")
 

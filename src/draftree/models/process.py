@@ -94,8 +94,7 @@ class ProcessModel(LanguageModel):
         return self._opened(self._asked("open"))
 
     def cut_length(self, slot: Slot, length: int) -> int:
-        cut: int = self._asked("cut_length", slot, length) if self._footprint.state else length
-        return cut
+        return self._asked("cut_length", slot, length) if self._footprint.state else length
 
     def run(self, pass_: Pass) -> PassResult:
         rows = torch.from_numpy(self._asked("run", pass_))

@@ -47,10 +47,8 @@ def leave_to_rank_zero(options: ModelOptions) -> None:
 def on_loss(model: LanguageModel, callback: Callable[[RankError], bool]) -> Callable[[], None]:
     """Call a function, on another thread, when a process ends that computes a model with this one.
 
-    Args:
-        model: any model; one that this process computes alone never calls it.
-        callback: gets the reason; must return soon, with whether nothing uses the model any more. Otherwise the
-            process ends after some seconds.
+    `model`: any model; one that this process computes alone never calls it. `callback`: gets the reason; must return
+    soon, with whether nothing uses the model any more. Otherwise the process ends after some seconds.
     """
     from draftree.parallel.model import ParallelModel
 

@@ -123,8 +123,7 @@ class Stage:
     def logits(self, **arguments: Any) -> Tensor | None:
         """Run one pass through all stages; None where the logits are not computed."""
         if not self.is_own:
-            whole: Tensor = self._model(**arguments).logits
-            return whole
+            return self._model(**arguments).logits
         stage, model = self._stage, self._model
         parameter = next(model.parameters())
         place = {"device": parameter.device, "dtype": parameter.dtype}
@@ -133,8 +132,7 @@ class Stage:
             shape = (*tokens.shape[:2], model.config.get_text_config().hidden_size)
             arguments["inputs_embeds"] = stage.communicate("recv_forward", shape=shape, **place)
         if stage.pp_is_last_stage:
-            logits: Tensor = self._whole(**arguments).logits
-            return logits
+            return self._whole(**arguments).logits
         arguments.pop("logits_to_keep", None)
         hidden = getattr(model, model.base_model_prefix)(**arguments).last_hidden_state
         stage.communicate("send_forward", tensor=hidden, **place)

@@ -108,7 +108,6 @@ class RemoteAddress:
 
 
 def _wait(name: str, option: str | None) -> float:
-    """Return the seconds that a device waits."""
     if option is None:
         return WAIT_SECONDS
     try:
@@ -157,9 +156,8 @@ class UnreachableError(GenerationError):
 class RefusedError(GenerationError):
     """The server refuses a request, and would refuse it again.
 
-    Attributes:
-        code: the server's machine-readable reason.
-        retry_ms: milliseconds after which the server may accept it; None if it will not.
+    `code`: the server's machine-readable reason. `retry_ms`: milliseconds after which the server may accept it; None if
+    it will not.
     """
 
     def __init__(self, message: str, *, code: str, retry_ms: int | None = None) -> None:

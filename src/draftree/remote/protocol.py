@@ -110,8 +110,6 @@ NO_REQUESTS: Mapping[str, Mapping[str, Check]] = {}
 
 @dataclass(frozen=True, slots=True)
 class DraftedText:
-    """The draft of one text in a round."""
-
     text: int  # number of the text in its session
     length: int  # tokens of prompt and text so far, the root included
     crc: int  # CRC-32 of these tokens as little-endian 32-bit integers
@@ -120,8 +118,6 @@ class DraftedText:
 
 @dataclass(frozen=True, slots=True)
 class WalkedText:
-    """The verdict on one text."""
-
     text: int
     path: tuple[int, ...]  # accepted nodes from the root down
     bonus: int  # the token after them
@@ -129,8 +125,7 @@ class WalkedText:
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    packed: bytes = msgpack.packb(message, use_bin_type=True)
-    return packed
+    return msgpack.packb(message, use_bin_type=True)
 
 
 def decode(frame: bytes, *, max_bytes: int = MAX_FRAME_BYTES, takes_bytes: bool = False) -> dict[str, Any]:

@@ -69,9 +69,8 @@ def kept_digests(model: str, where: Path) -> list[str]:
 def install_files(content: bytes, where: Path) -> Path:
     """Write the files of a server into a folder, after checks; the folder is named after the model and their content.
 
-    Args:
-        content: JSON object with `files`, a map from names to texts, or the digest of files that are present as
-            `known`, and the name of the `model`.
+    `content`: JSON object with `files`, a map from names to texts, or the digest of files that are present as `known`,
+    and the name of the `model`.
     """
     model, files, digest = _checked(content)
     folder = where / f"{_plain(model)}-{digest}"

@@ -38,9 +38,7 @@ NO_UPGRADE = frozenset({400, 404, 405, 426, 500, 501, 502})
 class Transport(ABC):
     """A connection to a verify server. For one thread.
 
-    Attributes:
-        bytes_up: bytes of frames sent.
-        bytes_down: bytes of frames received.
+    `bytes_up`: bytes of frames sent. `bytes_down`: bytes of frames received.
     """
 
     needs_session = False  # whether every frame must name its session

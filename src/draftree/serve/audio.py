@@ -88,8 +88,7 @@ def _kernels(phases: int, cutoff: float, half: int) -> np.ndarray:
     offsets = np.arange(-half, half + 1)[None] - np.arange(phases + 1)[:, None] / phases
     window = np.i0(BETA * np.sqrt(np.clip(1 - (offsets / (half + 1)) ** 2, 0, None)))
     kernels = np.sinc(cutoff * offsets) * window
-    weights: np.ndarray = (kernels / kernels.sum(axis=1, keepdims=True)).astype(np.float32)
-    return weights
+    return (kernels / kernels.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
 PCM = 1

@@ -162,7 +162,6 @@ UNAVAILABLE = {
 
 
 def unavailable(code: str) -> ApiError:
-    """Return an error of the status 503."""
     return ApiError(503, UNAVAILABLE[code], code=code, headers={"Retry-After": "5"})
 
 

@@ -223,7 +223,6 @@ class Metrics:
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics; called by the registry."""
         models = tuple(ModelSource(model.name, model.llm, self._meters[model.name]) for model in self._pool)
         yield from self._server_metrics()
         yield from _model_metrics(models)

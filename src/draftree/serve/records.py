@@ -105,8 +105,7 @@ def record_of(scope: MutableMapping[str, Any]) -> RequestRecord:
     state = scope.setdefault("state", {})
     if STATE_NAME not in state:
         state[STATE_NAME] = RequestRecord(request_id_of(None), scope.get("method", ""), scope.get("path", ""), 0.0)
-    record: RequestRecord = state[STATE_NAME]
-    return record
+    return state[STATE_NAME]
 
 
 def keep_record(scope: MutableMapping[str, Any], record: RequestRecord) -> None:

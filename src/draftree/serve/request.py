@@ -326,8 +326,7 @@ GENERATED: dict[int | str, dict[str, Any]] = {
 
 
 def server_of(request: Request) -> Server:
-    server: Server = request.app.state.server
-    return server
+    return request.app.state.server
 
 
 def model_of(request: Request, name: str | None) -> ServedModel:
@@ -361,12 +360,9 @@ async def running_job(
 ) -> AsyncIterator[Job]:
     """Admit a request and queue its prompts; at the end, abort what is unfinished.
 
-    Args:
-        names: the body's field of an option, where it has another name.
-        encode: encodes a prompt; None for `AsyncLLM.prompts.encode`.
-        start: returns the decoder's prompt, after the prompts are encoded.
-        clips_tokens: whether a `max_tokens` that does not fit is reduced.
-        drops_text: as for `Job`.
+    `names`: the body's field of an option, where it has another name. `encode`: encodes a prompt; None for
+    `AsyncLLM.prompts.encode`. `start`: returns the decoder's prompt, after the prompts are encoded. `clips_tokens`:
+    whether a `max_tokens` that does not fit is reduced. `drops_text`: as for `Job`.
     """
     server = server_of(request)
     encode = prompt_encoder(model, encode, options.source_lang)

@@ -56,10 +56,9 @@ class ModelChoice:
 def choose_models(models: Sequence[str], drafters: Sequence[str] = ()) -> tuple[ModelChoice, ...]:
     """Read models and drafters as the command line spells them.
 
-    Args:
-        models: `MODEL`, `NAME=MODEL` or `NAME,ALIAS,…=MODEL`. Without a name, a path is served under its last part.
-        drafters: specs for all models, or `NAME=SPEC` for one. The first of a model is its default; `none` is plain
-            decoding. Without any, `DEFAULT_DRAFTS`.
+    `models`: `MODEL`, `NAME=MODEL` or `NAME,ALIAS,…=MODEL`. Without a name, a path is served under its last part.
+    `drafters`: specs for all models, or `NAME=SPEC` for one. The first of a model is its default; `none` is plain
+    decoding. Without any, `DEFAULT_DRAFTS`.
     """
     if not models:
         raise ConfigurationError("there is no model to serve: name one")

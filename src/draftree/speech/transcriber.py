@@ -56,12 +56,10 @@ def samples_or_features(
 ) -> np.ndarray:
     """Return features of shape (channels, frames), float32.
 
-    Args:
-        audio: samples of shape (samples,), or features.
-        shape: the shape of features that the model reads.
-        extractor: returns the feature extractor of transformers; called for samples only.
-        is_long: whether there may be more frames than the model reads at once. Then there are as many frames as the
-            samples fill; otherwise there are as many as the model reads.
+    `audio`: samples of shape (samples,), or features. `shape`: the shape of features that the model reads. `extractor`:
+    returns the feature extractor of transformers; called for samples only. `is_long`: whether there may be more frames
+    than the model reads at once. Then there are as many frames as the samples fill; otherwise there are as many as the
+    model reads.
     """
     values = np.asarray(audio, dtype=np.float32)
     if values.ndim == 2:
@@ -85,8 +83,7 @@ def samples_or_features(
         )
     size = {"truncation": False, "padding": "longest"} if is_long else {}
     extracted = extract(values, sampling_rate=extract.sampling_rate, return_tensors="np", **size)
-    features: np.ndarray = extracted["input_features"][0]
-    return features
+    return extracted["input_features"][0]
 
 
 def language_code(language: str) -> str:
@@ -94,24 +91,21 @@ def language_code(language: str) -> str:
     from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
     name = language.strip().strip("<|>").lower()
-    code: str = TO_LANGUAGE_CODE.get(name, name)
-    return code
+    return TO_LANGUAGE_CODE.get(name, name)
 
 
 def language_name(code: str) -> str:
     """Return the English name of a language by its code; the code itself if it is unknown."""
     from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
-    name: str = LANGUAGES.get(code, code)
-    return name
+    return LANGUAGES.get(code, code)
 
 
 class Transcriber:
     """The parts of a transcription for one engine.
 
-    Args:
-        requests: the factory of its sequences.
-        folder: the model's folder, which has the settings of its feature extractor; None if there is none.
+    `requests`: the factory of its sequences. `folder`: the model's folder, which has the settings of its feature
+    extractor; None if there is none.
     """
 
     def __init__(self, engine: Engine, requests: SequenceFactory, prompts: PromptEncoder, folder: Path | None) -> None:
@@ -215,9 +209,8 @@ class Transcriber:
     ) -> WholeStart | None:
         """Return the decoder's prompt; None if the model has no tokens of languages and tasks.
 
-        Args:
-            detected: result of `detect`, if `needs_language`.
-            earlier: tokens of the text before the audio, in place of the prompt of `speech`; None for that.
+        `detected`: result of `detect`, if `needs_language`. `earlier`: tokens of the text before the audio, in place of
+        the prompt of `speech`; None for that.
         """
         rules = self.rules
         if rules is None:

@@ -25,8 +25,6 @@ from draftree.speech.transcriber import Detection, Segment, Speech, Transcriber,
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """The text of long audio."""
-
     text: str  # without timestamps
     # tokens of all windows that were kept, timestamps included; each window's timestamps begin at 0
     token_ids: tuple[int, ...]
@@ -45,11 +43,9 @@ Params = TypeVar("Params", bound=SamplingParams)
 class LongSpeech:
     """The windows of one audio: call `window` and `take` in turns until `is_done`, then `transcript`.
 
-    Args:
-        features: shape (channels, frames), any number of frames.
-        speech: how it is transcribed; timestamps are always written.
-        detected: the model's detection on the first window, if the language is to be detected.
-        conditioned: whether the model is given the text of the windows before.
+    `features`: shape (channels, frames), any number of frames. `speech`: how it is transcribed; timestamps are always
+    written. `detected`: the model's detection on the first window, if the language is to be detected. `conditioned`:
+    whether the model is given the text of the windows before.
     """
 
     def __init__(
@@ -93,7 +89,6 @@ class LongSpeech:
 
     @property
     def seconds(self) -> float:
-        """Length of the audio."""
         return self._features.shape[1] * self._step / self._stride
 
     def window(self) -> tuple[FeatureSource, WholeStart]:
@@ -107,9 +102,8 @@ class LongSpeech:
     def params(self, params: Params, start: WholeStart) -> Params:
         """Return the sampling parameters of the next window.
 
-        Args:
-            params: those of the request. The limit of tokens holds for each window, as far as the context allows. Each
-                window draws with a seed of its own.
+        `params`: those of the request. The limit of tokens holds for each window, as far as the context allows. Each
+        window draws with a seed of its own.
         """
         if params.n != 1:
             raise InvalidRequestError(f"n={params.n}: long audio has one text; set n to 1", param="n")
@@ -123,8 +117,7 @@ class LongSpeech:
     def take(self, done: Completion) -> None:
         """Add the text of a window, and move to the next one.
 
-        Args:
-            done: the text that followed the decoder's prompt of `window`.
+        `done`: the text that followed the decoder's prompt of `window`.
         """
         self._windows.append(done)
         ids = list(done.token_ids)

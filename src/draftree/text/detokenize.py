@@ -14,11 +14,10 @@ class Detokenizer:
     The pieces joined with the result of `finish` equal `tokenizer.decode` of all ids. With a byte-fallback
     tokenizer (Llama 2) a run of byte tokens, the line break <0x0A> included, is held back until another token follows.
 
-    Args:
-        spaces_between_special_tokens: False writes an added token that follows another one as it is in the
-            vocabulary, without the space that some tokenizers put before it; no effect if special tokens are skipped.
-        prompt_ids: ids before the sequence. If given, the text continues theirs and keeps, for example, the space
-            before its first word; if empty, it starts a text, as in `tokenizer.decode`.
+    `spaces_between_special_tokens`: False writes an added token that follows another one as it is in the vocabulary,
+    without the space that some tokenizers put before it; no effect if special tokens are skipped. `prompt_ids`: ids
+    before the sequence. If given, the text continues theirs and keeps, for example, the space before its first word; if
+    empty, it starts a text, as in `tokenizer.decode`.
     """
 
     NUM_PROMPT_IDS = 16
@@ -79,8 +78,7 @@ class StopChecker:
     The held-back text is the longest suffix that begins a stop string. Each character costs constant time
     for each stop string.
 
-    Args:
-        include_in_output: end the text after the stop string instead of before it.
+    `include_in_output`: end the text after the stop string instead of before it.
     """
 
     def __init__(self, stop: Sequence[str], *, include_in_output: bool) -> None:
@@ -92,8 +90,7 @@ class StopChecker:
     def push(self, piece: str, *, may_end: bool = True) -> str:
         """Read the next piece, and return the text that may be shown now.
 
-        Args:
-            may_end: False if no match may end in this piece; a match that begins here may end in a later piece.
+        `may_end`: False if no match may end in this piece; a match that begins here may end in a later piece.
         """
         assert self.matched is None, "push after a match"
         if not self._searches:

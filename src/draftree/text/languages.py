@@ -40,8 +40,7 @@ def _special_tokens(backend: Any) -> dict[int, str]:
 def language_token(languages: Mapping[str, int], code: object, *, param: str, name: str) -> int:
     """Return the token of a language.
 
-    Args:
-        code: code of the language, as the model's tokenizer writes it.
+    `code`: code of the language, as the model's tokenizer writes it.
     """
     if not languages:
         raise InvalidRequestError(

@@ -70,13 +70,11 @@ class PlainBackend:
         return decoded(self.backend_tokenizer, ids, skip_special_tokens=skip_special_tokens)
 
     def get_vocab(self) -> dict[str, int]:
-        vocabulary: dict[str, int] = self.backend_tokenizer.get_vocab(with_added_tokens=True)
-        return vocabulary
+        return self.backend_tokenizer.get_vocab(with_added_tokens=True)
 
     @property
     def added_tokens_decoder(self) -> dict[int, Any]:
-        added: dict[int, Any] = self.backend_tokenizer.get_added_tokens_decoder()
-        return added
+        return self.backend_tokenizer.get_added_tokens_decoder()
 
     def get_chat_template(self, *, tools: Any = None) -> str:
         return str(self.chat_template)

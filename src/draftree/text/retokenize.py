@@ -79,8 +79,7 @@ class Lexicon:
     def read(self, data: bytes, *, begins: bool) -> list[int]:
         """Encode bytes as the tokenizer splits text; bytes that are not valid UTF-8 are spelled.
 
-        Args:
-            begins: whether a text begins here: many tokenizers add a space there, which does not belong inside a text.
+        `begins`: whether a text begins here: many tokenizers add a space there, which does not belong inside a text.
         """
         ids: list[int] = []
         for number, part in enumerate(_parts(data)):
@@ -368,8 +367,6 @@ class TokenDifference:
 
 @dataclass(frozen=True, slots=True)
 class VocabularyComparison:
-    """The result of `compare_vocabularies`."""
-
     same: bool  # every id below both sizes has the same token, and ids beyond are padding
     first_differences: tuple[TokenDifference, ...]  # the first differing ids, at most five
     target_size: int  # number of ids of the target

@@ -298,8 +298,7 @@ class TextScheme:
 def choose_scheme(decode: Decode, tokens: Mapping[int, str], *, skipped: frozenset[int], decoder: Any) -> TextScheme:
     """Return the cheapest scheme that reproduces `decode`.
 
-    Args:
-        decoder: the decoder object of the `tokenizers` library, if the tokenizer has one.
+    `decoder`: the decoder object of the `tokenizers` library, if the tokenizer has one.
     """
     byte_ids = frozenset(i for i, token in tokens.items() if byte_of_name(token) is not None)
     candidates: list[Callable[[], TextStream]] = [partial(WindowStream, decode, byte_ids)]
@@ -321,8 +320,7 @@ def choose_scheme(decode: Decode, tokens: Mapping[int, str], *, skipped: frozens
 def bytes_by_token(decoder: Any) -> Callable[[str], bytes] | None:
     """Return a function from a token's written form to its bytes inside a text; None for an unknown kind of decoder.
 
-    Args:
-        decoder: the decoder object of the `tokenizers` library, if the tokenizer has one.
+    `decoder`: the decoder object of the `tokenizers` library, if the tokenizer has one.
     """
     decoding = _decoding(decoder)
     return decoding.bytes_of if isinstance(decoding, FallbackDecoding) else decoding

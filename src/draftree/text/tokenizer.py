@@ -43,9 +43,8 @@ _locks: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()  # the loc
 class Tokenizer:
     """A transformers tokenizer with exact text: nothing is cleaned up, truncated or padded. Thread-safe.
 
-    Args:
-        backend: a tokenizer object of transformers, or an object with the same interface.
-        full: returns the tokenizer object of transformers; None if the backend is one.
+    `backend`: a tokenizer object of transformers, or an object with the same interface. `full`: returns the tokenizer
+    object of transformers; None if the backend is one.
     """
 
     def __init__(self, backend: Any, *, name: str = "this model", full: Callable[[], Any] | None = None) -> None:
@@ -174,11 +173,10 @@ class Tokenizer:
 
         The template writes BOS if the model expects it, so none is added after it.
 
-        Args:
-            continue_final_message: whether the last message, one of the assistant, is left open to be continued.
-            allow_control_tokens: whether a control token in a message, such as <|im_end|>, is encoded as one; by
-                default it is spelled as text.
-            most: number of tokens beyond which a conversation is refused early, as by `require_fit`; None for any.
+        `continue_final_message`: whether the last message, one of the assistant, is left open to be continued.
+        `allow_control_tokens`: whether a control token in a message, such as <|im_end|>, is encoded as one; by default
+        it is spelled as text. `most`: number of tokens beyond which a conversation is refused early, as by
+        `require_fit`; None for any.
         """
         conversation, text = self._rendered(
             messages,
@@ -404,14 +402,13 @@ def chat_text(backend: Any, conversation: Conversation) -> str:
 def _whole_text(backend: Any, conversation: Conversation) -> str:
     if getattr(backend.apply_chat_template, "__module__", "") != "transformers.tokenization_utils_base":
         tools = {"tools": conversation.tools} if conversation.tools else {}
-        text: str = backend.apply_chat_template(
+        return backend.apply_chat_template(
             conversation.messages,
             tokenize=False,
             add_generation_prompt=conversation.add_generation_prompt,
             **tools,
             **conversation.variables,
         )
-        return text
     # imported here, since few programs need jinja2
     from draftree.text.chat.templates import render_chat
 

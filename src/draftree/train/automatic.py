@@ -45,8 +45,6 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class TargetSize:
-    """Size of a target."""
-
     fingerprint: str  # of the target itself
     num_bytes: int  # bytes of its weights, which a pass reads
     hidden: int
@@ -113,9 +111,8 @@ def operations_per_second(dtype: torch.dtype, device: torch.device) -> float:
 def plan_training(target: TargetSize, machine: Machine, hours: float, student: tuple[str, int] | None) -> TrainingPlan:
     """Return the plan with the highest expected speed.
 
-    Args:
-        hours: of data, training and measurement together.
-        student: name and number of parameters of the model that a student would start from; None for a head only.
+    `hours`: of data, training and measurement together. `student`: name and number of parameters of the model that a
+    student would start from; None for a head only.
     """
     plans = [_plan(target, machine, hours, vocab, None) for vocab in VOCABULARIES if vocab < target.vocab]
     plans = plans or [_plan(target, machine, hours, target.vocab, None)]

@@ -140,9 +140,8 @@ def pack(lengths: Sequence[int], batch_tokens: int, *, seed: int, epoch: int, wi
 
     Texts are shuffled, sorted by length within windows of some batches, and packed until a batch is full.
 
-    Args:
-        batch_tokens: maximum number of padded tokens of a batch; a longer text is a batch of its own.
-        window: number of batches' worth of texts that are sorted together.
+    `batch_tokens`: maximum number of padded tokens of a batch; a longer text is a batch of its own. `window`: number of
+    batches' worth of texts that are sorted together.
     """
     random = np.random.default_rng((seed, epoch))
     order = random.permutation(len(lengths))

@@ -143,8 +143,7 @@ def fresh_block(head: DFlashHead, parts: TargetParts, *, trains_output: bool, se
 def seed_block(head: DFlashHead, source: Eagle3Head) -> None:
     """Give a block head the first product, the final norm, the output rows and the first layer of another head.
 
-    Args:
-        source: of the same sizes; its first product reads hidden states as that of `head` does.
+    `source`: of the same sizes; its first product reads hidden states as that of `head` does.
     """
     first = head.layers[0]
     layer = source.layers[0]
@@ -264,11 +263,9 @@ def train_block(
 ) -> TrainingResult:
     """Train a block head and write its folder; blocks have as many tokens as drafts of evaluations have levels.
 
-    Args:
-        options: `start` is a block head to continue, or a head of kind `eagle3` whose weights the first layer of a new
-            block head begins with.
-        markov_rank: rank of the bias by the token before; 0 for none. If None, that of the block head to continue, and
-            64 for a new one.
+    `options`: `start` is a block head to continue, or a head of kind `eagle3` whose weights the first layer of a new
+    block head begins with. `markov_rank`: rank of the bias by the token before; 0 for none. If None, that of the block
+    head to continue, and 64 for a new one.
     """
     if markov_rank is not None and markov_rank < 0:
         raise ConfigurationError(f"markov_rank is {markov_rank}: it must not be negative")

@@ -61,13 +61,9 @@ def train_boosted(
 ) -> tuple[TrainingResult, dict[str, Any]]:
     """Train the next head and compare the union with the baseline.
 
-    Args:
-        earlier: folders of earlier heads, the best one first.
-        strength: exponent of the probability of a miss; 0 gives equal weights.
-        floor: least weight of a prediction.
-
-    Returns:
-        The result, and the union by temperature of the texts, which is part of the recipe.
+    `earlier`: folders of earlier heads, the best one first. `strength`: exponent of the probability of a miss; 0 gives
+    equal weights. `floor`: least weight of a prediction. Returns the result, and the union by temperature of the texts,
+    which is part of the recipe.
     """
     if not earlier:
         raise ConfigurationError("boosting needs an earlier head: give its folder with --earlier")

@@ -87,8 +87,6 @@ def mean_rows(rows: Tensor, pieces: Sequence[tuple[int, ...]]) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class StudentOptions:
-    """Options of a student."""
-
     start: str | None = None  # name of a model that training starts from; None for a new one of the sizes below
     hidden: int = 256
     layers: int = 4
@@ -165,7 +163,6 @@ def extend_context(student: Any, name: str, wanted: int) -> int:
 
 
 def special_ids(config: Any) -> dict[str, Any]:
-    """Return the special tokens of a configuration."""
     return {name: getattr(config, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
 
 
@@ -241,8 +238,7 @@ class StudentTrainee(TextTrainee):
             yield states[batch.step_chains(level)] if level else states
 
     def logits_of(self, batch: Batch, level: int, chains: Tensor, states: Tensor) -> Tensor:
-        logits: Tensor = self.module.get_output_embeddings()(states).float()
-        return logits
+        return self.module.get_output_embeddings()(states).float()
 
 
 def train_student(

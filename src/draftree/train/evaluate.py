@@ -145,9 +145,8 @@ class ModeCounts:
     def add(self, matches: Tensor, first: JudgedStep, chains: slice) -> None:
         """Add the drafts of one text. Drafts near its end have less room and are not counted.
 
-        Args:
-            matches: whether each level of each draft is the target's pick, shape (chains, levels).
-            first: the first step of its batch, of which these `chains` are the text's.
+        `matches`: whether each level of each draft is the target's pick, shape (chains, levels). `first`: the first
+        step of its batch, of which these `chains` are the text's.
         """
         count = len(matches)
         self.texts += 1
@@ -200,8 +199,7 @@ def evaluate(
 ) -> Evaluation:
     """Return the acceptance of a drafter.
 
-    Args:
-        steps_of: logits of all steps of a batch for a number of levels.
+    `steps_of`: logits of all steps of a batch for a number of levels.
     """
     modes: dict[float, ModeCounts] = {}
     for batch in batches:
@@ -319,9 +317,8 @@ def _logistic(shares: Tensor, matches: Tensor) -> tuple[float, float]:
 def calibration_error(probabilities: Tensor, matches: Tensor) -> float:
     """Return the expected calibration error: mean distance of probability and rate over bins of equal counts.
 
-    Args:
-        probabilities: estimates from 0 to 1, shape (samples,).
-        matches: 1 for a match and 0 otherwise, shape (samples,).
+    `probabilities`: estimates from 0 to 1, shape (samples,). `matches`: 1 for a match and 0 otherwise, shape
+    (samples,).
     """
     distances = (
         abs(float(probabilities[part].mean() - matches[part].mean())) * len(part)

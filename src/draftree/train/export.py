@@ -33,9 +33,8 @@ WRITERS = {SPECULATORS: export_for_vllm, SGLANG: export_for_sglang}
 def export_drafter(folder: Path, *, to: str, target: str, output: Path, served_as: str | None = None) -> list[str]:
     """Write a drafter, a head or a whole model of transformers, for another project's server.
 
-    Args:
-        output: new or empty folder; new file for llama.cpp.
-        served_as: name of the target in the files, for llama.cpp its GGUF file; None for its folder or file.
+    `output`: new or empty folder; new file for llama.cpp. `served_as`: name of the target in the files, for llama.cpp
+    its GGUF file; None for its folder or file.
     """
     if to == LLAMA_CPP:
         tokens = gguf_path(served_as or target)
@@ -110,10 +109,8 @@ def ship_head(
 ) -> list[str]:
     """Write a trained head into a folder for `src/draftree/heads/shipped`.
 
-    Args:
-        output: new or empty folder, named after the target.
-        licence: of the head's weights; None for that of the target in the catalogue.
-        int8: whether matrices are stored in 8 bits, with a scale for each row.
+    `output`: new or empty folder, named after the target. `licence`: of the head's weights; None for that of the target
+    in the catalogue. `int8`: whether matrices are stored in 8 bits, with a scale for each row.
     """
     if licence is None:
         if target not in CATALOGUE:
@@ -173,9 +170,7 @@ def ship_head(
 def own_tensors(head: Head, parts: TargetParts) -> tuple[dict[str, Tensor], list[str]]:
     """Return the tensors that a folder must hold, with the map of a reduced vocabulary, and the names of the others.
 
-    Args:
-        head: the head, in bfloat16.
-        parts: of its target; rows that are equal to these in bfloat16 are left out.
+    `head`: the head, in bfloat16. `parts`: of its target; rows that are equal to these in bfloat16 are left out.
     """
     tensors = {name: tensor.detach().cpu() for name, tensor in head.state_dict().items()}
     rows = {EMBEDDING: parts.embedding, OUTPUT: parts.output[head.vocabulary.ids]}
@@ -190,5 +185,4 @@ def own_tensors(head: Head, parts: TargetParts) -> tuple[dict[str, Tensor], list
 
 
 def folder_bytes(folder: Path) -> int:
-    """Return the size of the files in a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -127,11 +127,8 @@ def train(
 ) -> TrainingResult:
     """Train until a limit, from the checkpoint of a run that the job resumes; evaluate and write the result.
 
-    Args:
-        write: writes the drafter after its evaluation, and returns its part of the recipe.
-        kind: noun for the result, such as "EAGLE-3 head".
-        usage: spec of the drafter.
-        watch: called with the judged steps of the last evaluation.
+    `write`: writes the drafter after its evaluation, and returns its part of the recipe. `kind`: noun for the result,
+    such as "EAGLE-3 head". `usage`: spec of the drafter. `watch`: called with the judged steps of the last evaluation.
     """
     job = prepared.job
     output = prepared.job.output
@@ -192,8 +189,7 @@ def recipe(prepared: Prepared, state: RunState, evaluation: Evaluation) -> dict[
 def earlier_runs(start: Path | None) -> dict[str, Any]:
     """Return the part of a recipe on the runs of the drafter that training starts from, the first one first.
 
-    Args:
-        start: its folder, which may have no recipe; None for a new drafter.
+    `start`: its folder, which may have no recipe; None for a new drafter.
     """
     if start is None:
         return {}

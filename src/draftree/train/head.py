@@ -180,7 +180,6 @@ def train_head(
     report: Report = ignore,
     note: Note = ignore,
 ) -> TrainingResult:
-    """Train a head and write its folder."""
     return train_prepared(prepare(job, settings, report, note), options, "EAGLE-3 head", {})
 
 
@@ -193,10 +192,8 @@ def train_prepared(
 ) -> TrainingResult:
     """Train a head on loaded inputs.
 
-    Args:
-        kind: noun for the model card.
-        facts: part of the recipe.
-        token_weights: weights of predictions; None for equal ones.
+    `kind`: noun for the model card. `facts`: part of the recipe. `token_weights`: weights of predictions; None for
+    equal ones.
     """
     head, data = start(prepared, options)
     trainee = HeadTrainee.of(prepared, head, data, token_weights=token_weights)

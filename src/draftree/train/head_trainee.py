@@ -34,20 +34,15 @@ TokenWeights = Callable[[Batch, Sequence[int]], Tensor]
 
 
 class Texts(Protocol):
-    """Texts by number."""
-
     def __getitem__(self, index: int, /) -> Text: ...
 
 
 class TextTrainee(ABC):
     """Drafter that is trained on texts with cached hidden states.
 
-    Args:
-        module: the drafter, on its device.
-        seen: numbers of the texts of training.
-        unseen: numbers of the texts of evaluations.
-        vocabulary: the tokens that it can propose; None for that of a head.
-        token_weights: weights of predictions; None for equal ones.
+    `module`: the drafter, on its device. `seen`: numbers of the texts of training. `unseen`: numbers of the texts of
+    evaluations. `vocabulary`: the tokens that it can propose; None for that of a head. `token_weights`: weights of
+    predictions; None for equal ones.
     """
 
     def __init__(
@@ -167,7 +162,6 @@ class TextTrainee(ABC):
     def evaluate(
         self, limit: int | None, *, watch: Callable[[Batch, list[JudgedStep]], None] | None = None
     ) -> Evaluation:
-        """Return the acceptance on unseen texts."""
         batches = map(self.batch, self.unseen_batches(limit))
         return evaluate(batches, self.steps_of, self.vocabulary, self._settings.depth, watch=watch)
 
@@ -181,8 +175,6 @@ class TextTrainee(ABC):
         return self._data[number]
 
     def steps_of(self, batch: Batch, depth: int) -> Iterator[StepLogits]:
-        """Yield the logits of each level."""
-
         def logits_of(level: int, states: Tensor, chains: Tensor) -> Tensor:
             return self.logits_of(batch, level, chains, states[chains])
 
@@ -197,8 +189,7 @@ class HeadTrainee(TextTrainee):
         return unroll(self.module, batch, levels)
 
     def logits_of(self, batch: Batch, level: int, chains: Tensor, states: Tensor) -> Tensor:
-        logits: Tensor = self.module.logits(states)
-        return logits
+        return self.module.logits(states)
 
 
 # Hidden states of size 1 for training: the first product of a head sees them divided by the sizes of their elements.
@@ -213,9 +204,8 @@ SIZED_TEXTS = 64  # texts from which sizes are taken
 class ScaledTexts:
     """Texts with some of their hidden states, divided by sizes.
 
-    Args:
-        places: places of the hidden states that are kept, in order.
-        sizes: sizes of their elements, shape (places, target hidden).
+    `places`: places of the hidden states that are kept, in order. `sizes`: sizes of their elements, shape (places,
+    target hidden).
     """
 
     def __init__(self, data: Texts, places: Sequence[int], sizes: Tensor) -> None:

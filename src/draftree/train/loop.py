@@ -114,7 +114,6 @@ class MasterOptimizer:
         return sum(master.numel() for master in self._master.values())
 
     def clear(self) -> None:
-        """Drop all gradients."""
         for parameter in self._used.values():
             parameter.grad = None
 

@@ -39,13 +39,9 @@ def coupled_acceptance(log_p: Tensor, log_q: Tensor, log_outside: Tensor | None 
 
     Computed in double precision: in single precision, gradients of rare tokens are NaN.
 
-    Args:
-        log_p: log-probabilities of the target on the draft vocabulary, shape (..., tokens); not renormalised.
-        log_q: log-probabilities of the drafter, same shape.
-        log_outside: log of the target's mass outside the draft vocabulary, shape (...); None for none.
-
-    Returns:
-        Shape (...), float64.
+    `log_p`: log-probabilities of the target on the draft vocabulary, shape (..., tokens); not renormalised. `log_q`:
+    log-probabilities of the drafter, same shape. `log_outside`: log of the target's mass outside the draft vocabulary,
+    shape (...); None for none. Returns shape (...), float64.
     """
     log_p, log_q = (value.double().clamp_min(LEAST_LOG) for value in (log_p, log_q))
     order = (log_q - log_p).argsort(dim=-1)
@@ -64,8 +60,7 @@ def condensed(log_p: Tensor, log_q: Tensor, count: int) -> tuple[Tensor, Tensor]
     The acceptance of the result is too high by at most the smaller mass of the others. Sorting a few hundred columns
     instead of a vocabulary is several times as fast.
 
-    Returns:
-        Both, shape (..., count + 1), float64; unchanged if there are no more tokens than `count`.
+    Returns both, shape (..., count + 1), float64; unchanged if there are no more tokens than `count`.
     """
     if log_p.shape[-1] <= count:
         return log_p, log_q

@@ -62,14 +62,11 @@ class Processes:
         self.device: torch.device = device if accelerator is None else accelerator.device
 
     def total(self, value: Tensor) -> Tensor:
-        """Return the sum of a tensor over all processes."""
         if self._accelerator is None:
             return value
-        total: Tensor = self._accelerator.reduce(value, reduction="sum")
-        return total
+        return self._accelerator.reduce(value, reduction="sum")
 
     def wait(self) -> None:
-        """Wait for all processes."""
         if self._accelerator is not None:
             self._accelerator.wait_for_everyone()
 
@@ -111,8 +108,6 @@ class TrainingJob:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Loaded inputs of a run."""
-
     job: TrainingJob
     data: TrainingData
     seen: list[int]  # numbers of texts of training

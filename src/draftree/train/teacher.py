@@ -46,8 +46,7 @@ class Teacher:
     def rows(self, logits: Tensor) -> Rows:
         """Return these distributions beside the drafter's.
 
-        Args:
-            logits: of the drafter, shape (rows, draft vocabulary).
+        `logits`: of the drafter, shape (rows, draft vocabulary).
         """
         if self.ids is None:
             assert self.log_outside is not None, "the draft vocabulary has columns only"
@@ -77,9 +76,7 @@ class LogProbsAt(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, places: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """Return log-probabilities of `places`, and the largest of each row, shape (rows,), without gradient.
 
-        Args:
-            logits: shape (rows, tokens).
-            places: tokens of each row, shape (rows, k); a token may be repeated.
+        `logits`: shape (rows, tokens). `places`: tokens of each row, shape (rows, k); a token may be repeated.
         """
         scaled = logits / temperature if temperature != 1.0 else logits
         total = scaled.logsumexp(dim=-1)
@@ -119,8 +116,7 @@ class TargetRows:
     `KEPT_TOKENS` most likely tokens, 6 bytes each, and the mass outside. Products inside are computed in float32: their
     rounding in bfloat16 would be a tenth of a nat.
 
-    Args:
-        temperature: at which distributions are compared, above 0.
+    `temperature`: at which distributions are compared, above 0.
     """
 
     def __init__(self, parts: TargetParts, vocabulary: DraftVocabulary, temperature: float) -> None:
@@ -172,8 +168,7 @@ class TargetRows:
     def of(self, texts: Sequence[Text], keys: Sequence[int]) -> Teacher:
         """Return the distributions after each token that starts a chain.
 
-        Args:
-            keys: a number for each text, under which its distributions are kept.
+        `keys`: a number for each text, under which its distributions are kept.
         """
         if all(text.last is not None for text in texts):
             for text, key in zip(texts, keys, strict=True):

@@ -98,8 +98,7 @@ def unroll(head: FeatureHead, batch: Batch, steps: int) -> Iterator[Tensor]:
 
     Tokens of later steps are those of the text, as after drafts that were right so far; states are the head's own.
 
-    Args:
-        steps: number of steps, at least 1.
+    `steps`: number of steps, at least 1.
     """
     attend = UnrollAttention(batch)
     states = head.run(batch.tokens, head.project(batch.features), batch.positions, attend, batch.chains)
@@ -144,7 +143,6 @@ class StepTotals:
     greedy: float = 0.0  # number of chains whose most likely token is the target's
 
     def add(self, other: StepTotals) -> None:
-        """Add the sums of other chains."""
         for name in ("count", "loss", "weighted", "accepted", "greedy"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -165,12 +163,11 @@ def backward(
     Logits exist for `CHUNK_ROWS` rows at a time: the gradient of each chunk flows to the states at once, and from the
     states through the steps at the end.
 
-    Args:
-        states_of_steps: states of all chains for each step, shape (chains, hidden), as `unroll` yields them.
-        teacher: the target's distributions, one row for each chain: those after the token where it starts.
-        total: divisor of the summed loss, the number of chains of all batches of an update.
-        token_weights: weight of the prediction after the start of each chain, shape (chains,); None for 1. Later steps
-            have the weight of the chain that starts where they predict.
+    `states_of_steps`: states of all chains for each step, shape (chains, hidden), as `unroll` yields them. `teacher`:
+    the target's distributions, one row for each chain: those after the token where it starts. `total`: divisor of the
+    summed loss, the number of chains of all batches of an update. `token_weights`: weight of the prediction after the
+    start of each chain, shape (chains,); None for 1. Later steps have the weight of the chain that starts where they
+    predict.
     """
     outputs: list[Tensor] = []
     gradients: list[Tensor] = []

@@ -285,7 +285,6 @@ def _named_by_the_package(file: GgufFile) -> Callable[[str, GgufFile], str | Non
         if expert := EXPERTS.fullmatch(parameter):
             parts = ("gate", "up") if expert[2] == "gate_up" else ("down",)
             return JOINED.join(f"blk.{expert[1]}.ffn_{part}_exps.weight" for part in parts)
-        source: str | None = names.get_name(parameter, try_suffixes=(".weight", ".bias"))
-        return source
+        return names.get_name(parameter, try_suffixes=(".weight", ".bias"))
 
     return tensor

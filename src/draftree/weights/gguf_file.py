@@ -92,8 +92,6 @@ class GgufTensor:
 
 
 class GgufFile:
-    """One GGUF file, mapped into memory."""
-
     __slots__ = ("_bytes", "_position", "_raw", "metadata", "path", "tensors")
 
     def __init__(self, path: Path) -> None:

@@ -213,7 +213,6 @@ def _per_layer(file: GgufFile, key: str) -> list[int]:
 
 
 def _has(file: GgufFile, part: str) -> bool:
-    """Return whether a layer has a tensor."""
     return any(name.endswith(f".{part}") for name in file.tensors)
 
 

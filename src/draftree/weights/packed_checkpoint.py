@@ -328,8 +328,7 @@ class PackedCheckpoint:
     def _tensor(self, name: str) -> Tensor:
         if name not in self._files:
             raise self._error(f"lacks the tensor '{name}'")
-        tensor: Tensor = self._files[name].get_tensor(name)
-        return tensor
+        return self._files[name].get_tensor(name)
 
     def _error(self, what: str) -> ModelLoadError:
         return ModelLoadError(f"'{self._folder}' {what}: {get_again(self._folder)}")

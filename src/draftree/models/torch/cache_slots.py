@@ -62,7 +62,6 @@ class ChainSlot(Slot):
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens of text and chain."""
         return len(self.text) + len(self.tentative)
 
     @abstractmethod
@@ -97,7 +96,6 @@ class ChainSlot(Slot):
         return length
 
     def close(self) -> None:
-        """Drop the caches."""
         self.is_closed, self.cache = True, None
 
     def _require_prefix(self, length: int) -> None:

@@ -88,7 +88,6 @@ def with_keys_of(kept: Any, later: Any, length: int) -> Any:
 
 
 def has_keys(cache: Any) -> bool:
-    """Return whether a cache holds keys and values."""
     return any(layer.keys is not None for layer in _growing(cache))
 
 
@@ -139,7 +138,6 @@ def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def num_bytes(cache: Any) -> int:
-    """Return the bytes of all tensors in a cache."""
     return sum(tensor.nbytes for tensor in {id(tensor): tensor for tensor in tensors_of(cache)}.values())
 
 

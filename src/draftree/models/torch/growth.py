@@ -183,12 +183,9 @@ class TreeGrowth:
         Columns are index, token, index of the parent, score, and place among the nodes that are read; the index is -1
         where there is no node, and the place is -1 for nodes that are not read.
 
-        Args:
-            inputs: of the pass over the texts, with what is wanted of the trees.
-            logits: of the roots, shape (trees, columns).
-            states: before the children of the roots, shape (trees, hidden); None for models without such states.
-            read: runs the passes of the levels.
-            scratch: index of keys that are never read.
+        `inputs`: of the pass over the texts, with what is wanted of the trees. `logits`: of the roots, shape (trees,
+        columns). `states`: before the children of the roots, shape (trees, hidden); None for models without such
+        states. `read`: runs the passes of the levels. `scratch`: index of keys that are never read.
         """
         growth = self._growth
         wanted = wanted_of(inputs.extra, growth, lambda part: part.view(torch.float64))

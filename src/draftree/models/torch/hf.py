@@ -46,12 +46,10 @@ from draftree.sampling.tree_search import FoundTree, TreeSearch, TreeWidths
 class HFModel(TransformersModel, SlottedModel):
     """Transformers model as a `LanguageModel`.
 
-    Args:
-        model: any `…ForCausalLM` in evaluation mode. Its attention implementation is set to ours, which computes calls
-            outside of our passes as transformers does.
-        row_buckets: ascending numbers of rows; a pass is padded to the next of them, so that a row is computed by the
-            same kernels in every batch. Empty for no padding.
-        shapes: limits of static passes, as CUDA graphs if the device has them; None for dynamic passes only.
+    `model`: any `…ForCausalLM` in evaluation mode. Its attention implementation is set to ours, which computes calls
+    outside of our passes as transformers does. `row_buckets`: ascending numbers of rows; a pass is padded to the next
+    of them, so that a row is computed by the same kernels in every batch. Empty for no padding. `shapes`: limits of
+    static passes, as CUDA graphs if the device has them; None for dynamic passes only.
     """
 
     def __init__(self, model: Any, *, row_buckets: Sequence[int] = (), shapes: Shapes | None = None) -> None:
@@ -244,8 +242,7 @@ class HFModel(TransformersModel, SlottedModel):
 
     def _model_logits(self, arguments: dict[str, Any]) -> Tensor | None:
         """Run the model; None if another process has its head."""
-        logits: Tensor = self.model(**arguments).logits
-        return logits
+        return self.model(**arguments).logits
 
     def last_keys(self, slot: Slot, *, has_window: bool) -> tuple[Tensor, Tensor]:
         layers = [layer for layer, call in self.calls.items() if (call.window is not None) == has_window]

@@ -33,9 +33,8 @@ Adopting = HFModel | CachedModel | NativeModel  # models whose slots adopt what 
 def adopted(target: Adopting, prompt: ReadPrompt, last: int) -> tuple[Slot, float]:
     """Open a slot with a prompt but its last token, and score that token.
 
-    Returns:
-        The slot; and the difference of the token's logits from those of the pass that read the prompt, as a share of
-        their spread.
+    Returns the slot; and the difference of the token's logits from those of the pass that read the prompt, as a share
+    of their spread.
     """
     slot = target.adopt(prompt)
     logits = target.run(Pass([Extend(slot, [last], [-1])])).logits.tensor()[0]
@@ -53,9 +52,8 @@ def _distance(logits: Tensor, wanted: Tensor) -> float:
 class OwnPassReader(ImageReader):
     """Opens slots of a target on prompts with images that a transformers model reads.
 
-    Args:
-        target: the model that writes the texts.
-        load: returns the model that reads the images, which may be the target; called for the first prompt.
+    `target`: the model that writes the texts. `load`: returns the model that reads the images, which may be the target;
+    called for the first prompt.
     """
 
     def __init__(self, target: Adopting, load: Callable[[], Reading]) -> None:

@@ -20,8 +20,7 @@ from draftree.core.errors import UnsupportedModelError
 def quiet(*, advice_of: torch.device | None = None) -> Iterator[None]:
     """Suppress progress bars, load reports and advice of transformers inside the block.
 
-    Args:
-        advice_of: a device for whose passes advice may hold; a CPU has none of the kernels that it names. None for any.
+    `advice_of`: a device for whose passes advice may hold; a CPU has none of the kernels that it names. None for any.
     """
     from transformers.utils import logging as library
 

@@ -381,8 +381,7 @@ class TransformersModel(LanguageModel):
     def final_norm(self, hidden: Tensor) -> Tensor:
         if self._norm is None:
             self._norm = _final_norm(self.model, self._layers)
-        normed: Tensor = self._norm(hidden.to(self.device, torch.float32))
-        return normed
+        return self._norm(hidden.to(self.device, torch.float32))
 
     def embedding_facts(self) -> EmbeddingFacts:
         return embedding_facts(self.model, self._layers)

@@ -38,8 +38,7 @@ class PackedLinear(nn.Module):
         if self._plain is not None:
             return nn.functional.linear(x, self._plain, self.bias)
         rows = x.numel() // self.in_features
-        result: Tensor = torch.ops.mkl._mkl_linear(x, self._packed, self._shape, self.bias, rows)
-        return result
+        return torch.ops.mkl._mkl_linear(x, self._packed, self._shape, self.bias, rows)
 
     @property
     def weight(self) -> Tensor:

@@ -257,19 +257,15 @@ class Call:
 
 
 class Mixers:
-    """Recurrent mixers of one model."""
-
     def __init__(self, model: nn.Module, mixers: Sequence[Mixer]) -> None:
         self.mixers = mixers
         self._modules: list[nn.Module] = []
         self.bind(model)
 
     def bind(self, model: nn.Module) -> None:
-        """Take the modules of a model of the same architecture."""
         self._modules = [model.get_submodule(mixer.name) for mixer in self.mixers]
 
     def release(self) -> None:
-        """Drop the references to the model."""
         self._modules = []
 
     @property
@@ -279,7 +275,6 @@ class Mixers:
 
     @property
     def shapes(self) -> dict[StateKey, StateShape]:
-        """Shapes of all states."""
         return {key: shape for mixer in self.mixers for key, shape in mixer.shapes.items()}
 
     @property

@@ -309,8 +309,7 @@ class Graphs:
                 raise CaptureError(str(error).strip().split("\n")[0] or type(error).__name__) from error
             finally:
                 api.set_stream(before)  # a failed capture leaves its own stream current
-        replay: Callable[[], None] = graph.replay
-        return replay
+        return graph.replay
 
 
 def graphs_of(device: torch.device) -> Graphs | None:
@@ -339,13 +338,10 @@ class StaticPasses:
     with models that graphs do not support, the same work runs operator by operator. All graphs write their outputs to
     the same memory: a pass is read before the next one starts.
 
-    Args:
-        forward: computes the outputs, each of shape (rows, …), from the inputs of a pass, its attention, computed
-            inputs (rows, …) or None, and the kind of the pass.
-        row_bytes: size of the outputs of one row.
-        min_rows: a pass has at least so many rows.
-        group: largest number of query heads per key head.
-        window: smallest sliding window of a layer; None for none.
+    `forward`: computes the outputs, each of shape (rows, …), from the inputs of a pass, its attention, computed inputs
+    (rows, …) or None, and the kind of the pass. `row_bytes`: size of the outputs of one row. `min_rows`: a pass has at
+    least so many rows. `group`: largest number of query heads per key head. `window`: smallest sliding window of a
+    layer; None for none.
     """
 
     def __init__(

@@ -32,15 +32,9 @@ from draftree.remote.split.messages import (
 class SplitSlot(Slot):
     """One text. Mutated by `SplitModel` only.
 
-    Args:
-        row_bytes: bytes of a packed state.
-        request: what the server needs to pick; None if the device picks.
-
-    Attributes:
-        text: number of the text on the server; 0 if it is not there.
-        was_open: whether it has been there.
-        used: number of the last pass with it.
-        limit: tokens for which the server has room.
+    `row_bytes`: bytes of a packed state. `request`: what the server needs to pick; None if the device picks. `text`:
+    number of the text on the server; 0 if it is not there. `was_open`: whether it has been there. `used`: number of the
+    last pass with it. `limit`: tokens for which the server has room.
     """
 
     def __init__(self, local: Slot, row_bytes: int, request: SlotRequest | None) -> None:
@@ -194,8 +188,7 @@ class Probe:
     def compare(self, local: SlottedModel, kind: StateFormat, *, reads_out: bool) -> tuple[bool, bool]:
         """Compare these states with those of a device's layers, and the output head with the device's.
 
-        Returns:
-            Whether all states and logits have the same bits, and whether the format keeps the device's states.
+        Returns whether all states and logits have the same bits, and whether the format keeps the device's states.
         """
         hidden, _ = _run(local, (local.num_layers,))
         accepted, mine = ACCEPTED[local.dtype], hidden[:, 0]
@@ -259,11 +252,9 @@ class Turn:
 class Exchange:
     """A session that sends hidden states. For one thread.
 
-    Attributes:
-        num_layers: layers of the whole model.
-        probe: states of the server to compare with.
-        is_recurrent: whether the server's layers have states, which it cannot cut.
-        keeps: whether the server says that its states are unchanged by the format.
+    `num_layers`: layers of the whole model. `probe`: states of the server to compare with. `is_recurrent`: whether the
+    server's layers have states, which it cannot cut. `keeps`: whether the server says that its states are unchanged by
+    the format.
     """
 
     def __init__(self, link: Link, address: RemoteAddress, *, limit: int) -> None:

@@ -205,8 +205,7 @@ class _Route(shaped_route(_error_body)):  # type: ignore[misc]
         async def as_json(request: Request) -> Response:
             others = [(name, value) for name, value in request.scope["headers"] if name != b"content-type"]
             scope = {**request.scope, "headers": [*others, (b"content-type", b"application/json")]}
-            response: Response = await handle(Request(scope, request.receive))
-            return response
+            return await handle(Request(scope, request.receive))
 
         return as_json
 

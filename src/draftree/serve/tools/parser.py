@@ -167,9 +167,8 @@ class CallReader(ABC):
 
     It returns the name of the function as soon as it is certain that a call begins, then the arguments as they come.
 
-    Attributes:
-        name: name of the function; None until it is certain that the text is a call of a known function.
-        arguments: characters of the arguments that were read since `take`.
+    `name`: name of the function; None until it is certain that the text is a call of a known function. `arguments`:
+    characters of the arguments that were read since `take`.
     """
 
     def __init__(self) -> None:
@@ -368,8 +367,6 @@ def _errors(validator: Any, arguments: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A format of calls."""
-
     name: str  # for messages and documentation
     marks: tuple[str, ...]  # all of these texts are in the templates of the family
     opening: tuple[str, ...]  # markers before a call

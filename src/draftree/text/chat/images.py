@@ -158,9 +158,7 @@ def shown(url: str) -> str:
 def image_of(part: Any, place: str) -> PlacedImage | None:
     """Return the image that a content part of type "image" or "image_url" names; None if it names none.
 
-    Args:
-        part: the part.
-        place: where the part is, such as "messages[0].content[1]".
+    `part`: the part. `place`: where the part is, such as "messages[0].content[1]".
     """
     for key in ("image_url",) if part["type"] == "image_url" else ("image", "url", "path"):
         value = part.get(key)

@@ -42,8 +42,7 @@ OPTION = "allow_control_tokens=True (on the command line: --allow-control-tokens
 class LiteralEncoder:
     """Encoder of conversations that spells control tokens in messages.
 
-    Args:
-        backend: a tokenizer object of transformers, or an object with the same interface.
+    `backend`: a tokenizer object of transformers, or an object with the same interface.
     """
 
     def __init__(
@@ -215,8 +214,7 @@ def _other_tag(token: str) -> str:
 class _Edges:
     """Detector of texts that could be part of a token.
 
-    Args:
-        tokens: non-empty strings.
+    `tokens`: non-empty strings.
     """
 
     def __init__(self, tokens: Iterable[str]) -> None:

@@ -28,12 +28,10 @@ class Conversation:
 
     @property
     def keys(self) -> frozenset[str]:
-        """The keys of all messages."""
         return frozenset(key for message in self.messages for key in message)
 
     @property
     def has_calls(self) -> bool:
-        """Whether a message has calls of tools."""
         return any("tool_calls" in message for message in self.messages)
 
     def texts(self) -> list[str]:

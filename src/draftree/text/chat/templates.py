@@ -260,7 +260,6 @@ class TemplateStoppedError(TemplateRuntimeError):
 
 
 def render_chat(template: str, conversation: Conversation, *, special_tokens: Mapping[str, Any]) -> str:
-    """Render a conversation to text."""
     values = [conversation.messages, conversation.tools, dict(conversation.variables)]
     token = _budget.set(Budget(text_size(values)))
     try:
@@ -437,8 +436,7 @@ class Generation(Extension):
 
     def parse(self, parser: Any) -> list[nodes.Node]:
         next(parser.stream)
-        statements: list[nodes.Node] = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return statements
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class TemplateDict:
@@ -498,7 +496,6 @@ def _listed(values: Any) -> Any:
 
 
 def _compared(operands: Sequence[Any], names: Sequence[str]) -> bool:
-    """Charge and evaluate a chain of comparisons."""
     is_true = True
     for left, right, name in zip(operands, operands[1:], names, strict=False):
         values = _listed(right) if name in ("in", "notin") else right
@@ -510,7 +507,6 @@ def _compared(operands: Sequence[Any], names: Sequence[str]) -> bool:
 
 
 def _hashed(key: Any) -> Any:
-    """Charge a key that is about to be hashed."""
     if isinstance(key, tuple):
         pay(text_size(key))
     return key
@@ -518,7 +514,6 @@ def _hashed(key: Any) -> Any:
 
 @pass_context  # a filter of the context is not evaluated when the template is compiled
 def _begun(_: Any, num_nodes: int) -> None:
-    """Charge the execution of a body."""
     pay(num_nodes)
 
 

@@ -94,8 +94,6 @@ MEGABYTE = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureSettings:
-    """Settings of a capture."""
-
     # captured layers, such as "2,15,27"; "auto" is 2, n // 2 and n - 3 of n layers; "none" is for whole models, which
     # read tokens only. Index l is the input of layer l; n, or -1, is the output of the last layer.
     features: str = AUTO
@@ -234,8 +232,7 @@ class Capture:
         An interruption, such as Ctrl-C, stores all texts before the first unfinished one; calling `run` again
         continues.
 
-        Args:
-            folder: a new or empty folder, or one with data of the same recipe.
+        `folder`: a new or empty folder, or one with data of the same recipe.
         """
         writer = ShardWriter(folder, self.recipe, row_bytes=self.row_bytes)
         limit = self._settings.limit_tokens

@@ -24,8 +24,6 @@ from draftree.train.data.shards import PromptSource
 
 @dataclass(frozen=True, slots=True)
 class DataPrompt:
-    """A prompt for training data."""
-
     messages: tuple[Mapping[str, str], ...]  # a conversation that ends with a message of the user, or one message
     is_text: bool = False  # whether it was given as plain text rather than as messages
 
@@ -174,8 +172,7 @@ def magpie_prompts(
     Messages that do not end within `max_tokens`, are shorter than 4 tokens or are equal to an earlier one are dropped.
     The result is a function of model and settings, and does not depend on `batch` if the passes of the model are exact.
 
-    Args:
-        on_progress: called after each batch with the number of messages so far.
+    `on_progress`: called after each batch with the number of messages so far.
     """
     turn = user_turn(llm)
     messages: dict[str, None] = {}
@@ -230,8 +227,7 @@ OF_FILE = ("Continue this Python file:\n\n```python\n{text}\n```",)
 def package_prompts(number: int) -> tuple[list[DataPrompt], list[str]]:
     """Make prompts from the packages of this Python environment.
 
-    Returns:
-        The prompts, and the packages that they quote, each with version and licence.
+    Returns the prompts, and the packages that they quote, each with version and licence.
     """
     packages = {
         f"{str(distribution.metadata['Name']).lower()}=={distribution.version}": distribution
@@ -344,7 +340,6 @@ class Template:
 
     @property
     def size(self) -> int:
-        """Number of combinations."""
         return math.prod(len(words) for _, words in self.words)
 
     def filled(self, number: int) -> str | None:
@@ -359,7 +354,6 @@ class Template:
         return ARTICLE.sub(r"\1n ", SLOT.sub(lambda match: chosen[match[1] + match[2]], self.text))
 
     def prompts(self) -> Iterator[str]:
-        """Yield all prompts, each once."""
         size = self.size
         start, step = (_hash(f"{kind} {self.text}") % size for kind in ("start", "step"))
         while math.gcd(step, size) != 1:

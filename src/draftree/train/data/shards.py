@@ -324,8 +324,7 @@ class DataFolder:
 class TrainingData:
     """Texts of one or several folders of training data, as a sequence: folder by folder, in the order of the prompts.
 
-    Args:
-        folders: as written by 'draftree train data', of one target, with the same captured layers and teacher.
+    `folders`: as written by 'draftree train data', of one target, with the same captured layers and teacher.
     """
 
     def __init__(self, *folders: Path | str, verify: bool = True) -> None:
@@ -445,9 +444,7 @@ OWN_FILE = re.compile(r"shard-\d{5}(-first-\d+)?\.safetensors|manifest\.json")
 class ShardWriter:
     """Writes texts to a folder, or continues a folder with an equal recipe.
 
-    Args:
-        folder: new or empty, or a folder of training data.
-        row_bytes: stored bytes per row.
+    `folder`: new or empty, or a folder of training data. `row_bytes`: stored bytes per row.
     """
 
     def __init__(self, folder: Path, recipe: Recipe, *, row_bytes: int) -> None:

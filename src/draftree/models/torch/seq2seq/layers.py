@@ -300,5 +300,4 @@ def _norm(module: Any) -> Rows:
             weight=module.weight,
             eps=module.variance_epsilon,
         )
-    run: Rows = module.forward
-    return run
+    return module.forward

@@ -80,8 +80,7 @@ def plain_attention(
     """Return what transformers computes, shape (batch, rows, heads, head_dim)."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    mixed: Tensor = ALL_ATTENTION_FUNCTIONS[PLAIN](module, query, key, value, mask, **kwargs)[0]
-    return mixed
+    return ALL_ATTENTION_FUNCTIONS[PLAIN](module, query, key, value, mask, **kwargs)[0]
 
 
 def _mask(*args: Any, **kwargs: Any) -> Tensor | None:
@@ -348,8 +347,7 @@ class BiasTables:
 def replace_positions(model: Any, decoder: nn.Module) -> int | None:
     """Replace the positions of a decoder during passes; idempotent.
 
-    Returns:
-        The number of positions that the decoder has; None if it is not limited by a table.
+    Returns the number of positions that the decoder has; None if it is not limited by a table.
     """
     for module in decoder.modules():
         if hasattr(module, "relative_attention_bias") and hasattr(module, "compute_bias"):
