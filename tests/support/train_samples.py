@@ -123,14 +123,14 @@ def shorter(text: Text, tokens: int) -> Text:
     )
 
 
-def tiny_head(*, draft_vocab: int = VOCAB, seed: int = 0, **shape: Any) -> FeatureHead:
+def tiny_head(*, draft_vocab: int = VOCAB, seed: int = 0, **variants: Any) -> FeatureHead:
     """A new head for the tiny target; a draft vocabulary of the first tokens."""
     parts = target_parts()
     config = head_config(
-        tiny_target().config, parts, FEATURES, HeadOptions(**shape), draft_vocab=draft_vocab, depth=3, name="tiny"
+        tiny_target().config, parts, FEATURES, HeadOptions(), draft_vocab=draft_vocab, depth=3, name="tiny"
     )
     vocabulary = DraftVocabulary(torch.arange(draft_vocab), VOCAB)
-    return fresh(Eagle3Head(config, vocabulary), parts, trains_output=False, seed=seed)
+    return fresh(Eagle3Head(config.changed(**variants), vocabulary), parts, trains_output=False, seed=seed)
 
 
 def perturbed(head: FeatureHead, scale: float = 0.3, seed: int = 5) -> FeatureHead:

@@ -5,6 +5,7 @@ Prompts and texts are logged only on request, keys never.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import re
@@ -192,42 +193,21 @@ def log_request(record: RequestRecord) -> None:
         REQUESTS.log(level, summary, extra={"fields": fields(record)})
 
 
-LOGGED = [
-    "request_id",
-    "method",
-    "path",
-    "status",
-    "key",
-    "response_id",
-    "model",
-    "draft",
-    "prompt_tokens",
-    "cached_tokens",
-    "completion_tokens",
-    "accepted_tokens",
-    "rounds",
-    "queue_seconds",
-    "first_token_seconds",
-    "seconds",
-    "finish_reasons",
-    "disconnected",
-    "error",
-    "warnings",
-    "prompt",
-    "texts",
-]
+NOT_LOGGED = frozenset({"start", "endpoint", "is_disconnected", "traceparent", "is_strict", "notes"})
 
 
 def fields(record: RequestRecord) -> dict[str, Any]:
     """Return the record as the values of a log line; fields without a value are left out."""
-    special: dict[str, Any] = {
+    values: dict[str, Any] = {
+        field.name: getattr(record, field.name) for field in dataclasses.fields(record) if field.name not in NOT_LOGGED
+    }
+    values |= {
         "status": record.status or 500,
         "key": record.key.name,
         "finish_reasons": record.finish_reasons or None,
         "disconnected": record.is_disconnected or None,
         "warnings": list(record.notes.values()) or None,
     }
-    values = {name: special[name] if name in special else getattr(record, name) for name in LOGGED}
     return {
         name: round(value, DIGITS) if name.endswith("_seconds") or name == "seconds" else value
         for name, value in values.items()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -70,7 +70,7 @@ def start_block(prepared: Prepared, options: HeadOptions, markov_rank: int | Non
         if not isinstance(source, Eagle3Head):
             return continued(_require_block(source, options, depth, markov_rank), prepared, options)
     if source is None:
-        base, vocabulary = new_config(prepared, replace(options, fc_norm=False, norm_output=False))
+        base, vocabulary = new_config(prepared, options)
     else:
         variants = [name for name in VARIANTS if getattr(source.config, name)]
         if variants or source.config.hidden != parts.hidden:

@@ -32,9 +32,7 @@ CHUNK_ROWS = 512
 
 
 @torch.no_grad()
-def miss_weights(
-    earlier: Sequence[HeadTrainee], strength: float, floor: float, batch: Batch, numbers: Sequence[int]
-) -> Tensor:
+def miss_weights(earlier: Sequence[HeadTrainee], floor: float, batch: Batch, numbers: Sequence[int]) -> Tensor:
     """Return the weights of the chains' first predictions by the misses of earlier heads; mean 1, shape (chains,)."""
     weights = torch.ones(batch.num_chains, device=batch.chains.device)
     for trainee in earlier:
@@ -43,7 +41,7 @@ def miss_weights(
         (states,) = trainee.states_of(earlier_batch, 1)
         for part in torch.arange(earlier_batch.num_chains, device=weights.device).split(CHUNK_ROWS):
             rows = teacher.part(part).rows(trainee.module.logits(states[part]))
-            weights[part] *= (1 - acceptance_of(rows)).clamp(0, 1).pow(strength).to(weights.dtype)
+            weights[part] *= (1 - acceptance_of(rows)).clamp(0, 1).to(weights.dtype)
     weights = weights.clamp_min(floor)
     return weights / weights.mean()
 
@@ -54,23 +52,19 @@ def train_boosted(
     options: HeadOptions,
     earlier: Sequence[Path],
     *,
-    strength: float = 1.0,
     floor: float = 0.05,
     report: Report = ignore,
     note: Note = ignore,
 ) -> tuple[TrainingResult, dict[str, Any]]:
     """Train the next head and compare the union with the baseline.
 
-    `earlier`: folders of earlier heads, the best one first. `strength`: exponent of the probability of a miss; 0 gives
-    equal weights. `floor`: least weight of a prediction. Returns the result, and the union by temperature of the texts,
-    which is part of the recipe.
+    `earlier`: folders of earlier heads, the best one first. `floor`: least weight of a prediction. Returns the
+    result, and the union by temperature of the texts, which is part of the recipe.
     """
     if not earlier:
         raise ConfigurationError("boosting needs an earlier head: give its folder with --earlier")
     if len(earlier) >= CANDIDATES:
         raise ConfigurationError(f"{len(earlier)} earlier heads are given: at most {CANDIDATES - 1}")
-    if not strength >= 0:
-        raise ConfigurationError(f"strength is {strength}: it must not be negative")
     if not 0 <= floor <= 1:
         raise ConfigurationError(f"floor is {floor}: it must be from 0 to 1")
     prepared = prepare(job, settings, report, note)
@@ -78,8 +72,8 @@ def train_boosted(
     if prepared.processes.count == 1:
         for trainee in trainees:
             trainee.keep_rows(prepared.data)
-    facts = {"boosting": {"earlier": list(map(str, earlier)), "strength": strength, "floor": floor}}
-    weights = partial(miss_weights, trainees, strength, floor)
+    facts = {"boosting": {"earlier": list(map(str, earlier)), "floor": floor}}
+    weights = partial(miss_weights, trainees, floor)
     result = train_prepared(prepared, options, "Boosted EAGLE-3 head", facts, weights)
     if prepared.processes.index:
         return result, {}

@@ -91,11 +91,10 @@ class StudentOptions:
     hidden: int = 256
     layers: int = 4
     heads: int = 4
-    intermediate: int | None = None  # inner width of perceptrons; None for 8/3 of the width, rounded up to 32
     kept_layers: int | None = None  # number of layers of the given model that stay; None for all
 
     def __post_init__(self) -> None:
-        require_positive(self, "hidden", "layers", "heads", "intermediate", "kept_layers")
+        require_positive(self, "hidden", "layers", "heads", "kept_layers")
         if self.kept_layers is not None and self.start is None:
             raise ConfigurationError(
                 f"kept_layers is {self.kept_layers}, but no model is given to keep layers of: give --from, or --layers "
@@ -130,7 +129,7 @@ def new_student(prepared: Prepared, options: StudentOptions) -> Any:
                 num_hidden_layers=options.layers,
                 num_attention_heads=options.heads,
                 num_key_value_heads=options.heads,
-                intermediate_size=options.intermediate or 32 * -(-8 * options.hidden // 96),
+                intermediate_size=32 * -(-8 * options.hidden // 96),  # 8/3 of the width
                 max_position_embeddings=context,
                 rope_parameters={"rope_type": "default", "rope_theta": float(rope.get("rope_theta", 10000.0))},
                 tie_word_embeddings=True,

@@ -105,7 +105,6 @@ def ship_head(
     output: Path,
     licence: str | None = None,
     int8: bool = False,
-    kind: str = "EAGLE-3 head",
 ) -> list[str]:
     """Write a trained head into a folder for `src/draftree/heads/shipped`.
 
@@ -153,7 +152,7 @@ def ship_head(
         f"\n## Licence\n\nThe weights in this folder are under {licence}. They were trained on answers of the target, "
         "whose licence applies to them.\n"
     )
-    write_whole(output / CARD, (card(facts, kind, f"head:{output.name}") + terms).encode())
+    write_whole(output / CARD, (card(facts, "EAGLE-3 head", f"head:{output.name}") + terms).encode())
     if (folder / CONFIDENCE).is_file():
         shutil.copyfile(folder / CONFIDENCE, output / CONFIDENCE)
     size = folder_bytes(output)

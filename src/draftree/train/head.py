@@ -61,9 +61,6 @@ class HeadOptions:
     """Sizes and variants of a new head, or the head that training starts from."""
 
     layers: int = 1  # number of decoder layers
-    intermediate: int | None = None  # inner width of the perceptron; None for the target's
-    fc_norm: bool = False  # whether each hidden state has a norm of its own before the first product (EAGLE-3.1)
-    norm_output: bool = False  # whether states are recycled after the final norm (EAGLE-3.1)
     draft_vocab: int | None = None  # size of the draft vocabulary; None for `DRAFT_VOCAB`
     features: tuple[int, ...] | None = None  # hidden states that it reads, among those of the data; None for all
     trains_output: bool = False  # whether the output head is trained; otherwise it stays the target's rows
@@ -112,12 +109,10 @@ def head_config(
         num_heads=heads,
         num_kv_heads=int(getattr(model_config, "num_key_value_heads", None) or heads),
         head_dim=dim + dim % 2,
-        intermediate=options.intermediate or int(getattr(model_config, "intermediate_size", 0) or 4 * hidden),
+        intermediate=int(getattr(model_config, "intermediate_size", 0) or 4 * hidden),
         epsilon=float(getattr(model_config, "rms_norm_eps", 1e-6)),
         rope={"rope_type": "default", "rope_theta": float(rope.get("rope_theta", 10000.0))},
         max_length=int(getattr(model_config, "max_position_embeddings", 2048)),
-        fc_norm=options.fc_norm,
-        norm_output=options.norm_output,
         own_embedding=False,
         own_output=True,
         target_name=name,

@@ -62,6 +62,9 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 #
 # Sources: AdamW, arXiv 1711.05101; Muon, arXiv 2502.16982, whose updates are scaled to the size of those of AdamW.
 
+CLIP = 1.0  # maximum norm of gradients
+MAX_SKIPS = 5  # updates in a row that may be skipped because a gradient is not finite
+EVALUATED_TEXTS = 64  # unseen texts of an evaluation during training
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
 WEIGHT = "weight"
@@ -125,7 +128,7 @@ class MasterOptimizer:
         for name, parameter in self._used.items():
             gradient = torch.zeros_like(self._master[name]) if parameter.grad is None else parameter.grad.float()
             self._master[name].grad = reduce(gradient)
-        norm = float(torch.nn.utils.clip_grad_norm_(self._master.values(), self._settings.clip))
+        norm = float(torch.nn.utils.clip_grad_norm_(self._master.values(), CLIP))
         if math.isfinite(norm):
             for optimizer in self._optimizers:
                 for group in optimizer.param_groups:
@@ -320,7 +323,7 @@ class TrainingRun:
         if is_skipped:
             self._trainee.check(texts)
             self._note(f"update {self.state.step} is skipped: its gradient is not finite")
-            if self.state.skips > settings.max_skips:
+            if self.state.skips > MAX_SKIPS:
                 raise TrainingError(
                     f"the gradients of {self.state.skips} updates in a row are not finite: lower the learning rate "
                     f"({settings.learning_rate:g}), or train in float32"
@@ -355,7 +358,7 @@ class TrainingRun:
             self._note(f"out of memory: batches are now computed in {self.state.splits} parts, with the same result")
 
     def _evaluate(self) -> None:
-        evaluation = self._trainee.evaluate(self._settings.evaluate_texts)
+        evaluation = self._trainee.evaluate(EVALUATED_TEXTS)
         score = evaluation.score
         state = replace(self.state, seconds=self._seconds())
         is_better = score > state.best_score + LEAST_GAIN

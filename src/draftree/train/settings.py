@@ -48,7 +48,6 @@ class TrainSettings:
     learning_rate: float = 1e-3  # highest learning rate, after the warm-up; it falls to 0 along a cosine
     warm_up: int = 50  # updates until the highest learning rate
     weight_decay: float = 0.0  # of matrices
-    clip: float = 1.0  # maximum norm of gradients
     loss: str = "coupled"
     first_loss: str = "kl"  # loss of the first part of the run; `loss` is that of the rest
     first_share: float = 0.5  # share of the budget of the first part
@@ -57,18 +56,15 @@ class TrainSettings:
     levels_from: float = 0.5  # share of the budget from which more than one level is trained
     weights: StepWeights = field(default_factory=StepWeights)
     evaluate_every: int = 100  # updates between evaluations and checkpoints
-    evaluate_texts: int | None = 64  # unseen texts of an evaluation during training; None for all
     patience: int | None = 8  # evaluations without a better score before the run stops early; None to run to the end
     depth: int = 4  # length of drafts in evaluations
     seed: int = 0  # of initial weights and of the order of texts
     # dtype of computation, "auto", "float32" or "bfloat16"; weights are updated in float32 in any case
     dtype: str = "auto"
-    max_skips: int = 5  # updates in a row that may be skipped because a gradient is not finite
 
     def __post_init__(self) -> None:
-        require_positive(self, "batch_tokens", "max_length", "levels", "evaluate_every", "evaluate_texts", "patience")
-        require_positive(self, "depth", "max_skips")
-        for name in ("learning_rate", "clip", "temperature"):
+        require_positive(self, "batch_tokens", "max_length", "levels", "evaluate_every", "patience", "depth")
+        for name in ("learning_rate", "temperature"):
             if not getattr(self, name) > 0:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}: it must be positive")
         for name in ("first_share", "levels_from"):
@@ -84,6 +80,6 @@ class TrainSettings:
 
     def digest(self) -> str:
         """Return a hash of what must be equal when a run is resumed: all but the budget and the reports."""
-        spared = ("limits", "evaluate_texts", "patience", "max_skips")
+        spared = ("limits", "patience")
         facts = {name: value for name, value in asdict(self).items() if name not in spared}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -18,7 +18,7 @@ def test_weights_in_bfloat16_are_updated_in_float32() -> None:
     module = torch.nn.Linear(4, 4, bias=False).to(torch.bfloat16)
     with torch.no_grad():
         module.weight.fill_(1.0)
-    optimizer = MasterOptimizer(module, settings(learning_rate=1e-4, clip=10.0, optimizer="adamw"))
+    optimizer = MasterOptimizer(module, settings(learning_rate=1e-4, optimizer="adamw"))
     for _ in range(100):
         module.weight.grad = torch.ones_like(module.weight)
         assert optimizer.update(1e-4, lambda gradient: gradient) == pytest.approx(4.0)
@@ -31,7 +31,7 @@ def test_muon_updates_matrices_of_layers_by_orthogonal_steps() -> None:
     """All singular values of an update are near each other, whatever the gradient's."""
     module = torch.nn.ModuleDict({"fc": torch.nn.Linear(8, 4), "lm_head": torch.nn.Linear(8, 4, bias=False)})
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
-    optimizer = MasterOptimizer(module, settings(optimizer="muon", clip=100.0))
+    optimizer = MasterOptimizer(module, settings(optimizer="muon"))
     for parameter in module.parameters():
         parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():

@@ -23,15 +23,7 @@ PLAIN = "sdpa"  # the implementation of transformers for calls outside of passes
 class DecoderCalls(Protocol):
     """Handler of the attention calls of one pass of a decoder."""
 
-    def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float | None,
-        kwargs: dict[str, Any],
-    ) -> Tensor:
+    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **kwargs: Any) -> Tensor:
         """Attend; queries have shape (1, heads, rows, head_dim), the result (1, rows, heads, head_dim)."""
 
     def positions_of(self) -> tuple[Tensor, Tensor] | None:
@@ -59,19 +51,12 @@ def announced(calls: DecoderCalls) -> Iterator[None]:
 
 
 def _attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    **kwargs: Any,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
     current = _CURRENT.get()
     if current is not None:
-        return current.attend(module, query, key, value, scaling, kwargs), None
-    return plain_attention(module, query, key, value, attention_mask, scaling=scaling, **kwargs), None
+        return current.attend(module, query, key, value, **kwargs), None
+    return plain_attention(module, query, key, value, attention_mask, **kwargs), None
 
 
 def plain_attention(
@@ -111,17 +96,9 @@ class RecordedCalls:
     keys: dict[nn.Module, tuple[Tensor, Tensor]] = field(default_factory=dict)
     biased: list[nn.Module] = field(default_factory=list)  # modules that asked for a bias by position
 
-    def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float | None,
-        kwargs: dict[str, Any],
-    ) -> Tensor:
+    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **kwargs: Any) -> Tensor:
         self.keys[module] = (key, value)
-        return plain_attention(module, query, key, value, None, scaling=scaling, **kwargs)
+        return plain_attention(module, query, key, value, None, **kwargs)
 
     def positions_of(self) -> tuple[Tensor, Tensor] | None:
         return None
@@ -131,9 +108,8 @@ class RecordedCalls:
         return False
 
 
-def layer_call(
-    layer: int, query: Tensor, scaling: float | None, kwargs: dict[str, Any], bias: Tensor | None
-) -> LayerCall:
+def layer_call(layer: int, query: Tensor, kwargs: dict[str, Any], bias: Tensor | None) -> LayerCall:
+    scaling = kwargs.get("scaling")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return LayerCall(layer, scale, kwargs.get("sliding_window"), kwargs.get("softcap"), kwargs.get("s_aux"), bias)
 
@@ -443,22 +419,14 @@ class DecoderPass:
         """Return the bias of a module by distance, shape (heads, distances)."""
         return self.tables.of(module, self.num_positions)
 
-    def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float | None,
-        kwargs: dict[str, Any],
-    ) -> Tensor:
+    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **kwargs: Any) -> Tensor:
         """Attend to the slots in self-attention modules, to the sources in cross-attention modules."""
         layer = self.layers.own.get(module)
         if layer is not None:
             bias = self.bias if kwargs.get("position_bias") is not None else None
-            return self.inner.attend(layer_call(layer, query, scaling, kwargs, bias), query, key, value)
+            return self.inner.attend(layer_call(layer, query, kwargs, bias), query, key, value)
         layer = self.layers.cross[module]
-        return self.attend_source(layer_call(layer, query, scaling, kwargs, None), query)
+        return self.attend_source(layer_call(layer, query, kwargs, None), query)
 
     def attend_source(self, call: LayerCall, query: Tensor) -> Tensor:
         """Attend to the sources with queries of shape (1, heads, rows, head_dim)."""
