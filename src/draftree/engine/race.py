@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 BEATEN_TRIALS = 8
 """Losing trials in a row after which a drafter is released while another one pays."""
 USELESS_TRIALS = 32
-"""The same while none pays: there are several texts between so many trials."""
+"""The same while none pays, unless it was reported: there are several texts between so many."""
 FIT_ACCEPTANCE = 0.6
 """Acceptance of the first token that is expected of a drafter for this model without a record of its own."""
 UNFIT_SHARE = 0.25
@@ -74,9 +74,9 @@ class Race:
     def _release_loser(self, standing: Standing, winner: Standing | None) -> None:
         if len(self._choice.planner.parts) == 1:  # a drafter alone was measured here, and waits for other texts
             return
-        if winner is None and standing.num_lost < USELESS_TRIALS:
-            return
-        if winner is not None and standing.num_lost < BEATEN_TRIALS and standing.part not in self._unfit:
+        is_unfit = standing.part in self._unfit
+        needed = BEATEN_TRIALS if winner is not None or is_unfit else USELESS_TRIALS
+        if standing.num_lost < needed and not (winner is not None and is_unfit):
             return
         than = "plain decoding" if winner is None else f"'{self._part(winner).name}'"
         reason = f"slower than {than}: right in {standing.num_hits} of {standing.num_drafts} first tokens"

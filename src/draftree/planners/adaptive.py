@@ -46,6 +46,7 @@ class AutoConstants:
 
     loss_share: float = 0.02  # share of the time that drafts may lose, half of it in trials of what does not pay
     allowance: float = 1.0  # passes that they may lose besides
+    patience: float = 8.0  # trials in a row without a hit that lengthen the wait for the next by as much again
     context_rounds: int = 4  # rounds before a trial from which hidden states are kept for it
     catch_up_rounds: int = 32  # rounds over which the cost of reading the unread text must be regained
     lookup_memory: int = 6  # drafts over which the gain of a lookup is averaged
@@ -66,9 +67,12 @@ class Trials:
     lost: float = 0.0  # seconds that trials have lost
     is_on: bool = False  # whether this round has one
 
-    def lose(self, seconds: float, clock: float, *, free: float = 0.0) -> None:
-        """Wait until the loss is a small share of the time since, but not after the first one, nor up to `free`."""
-        self.next = clock + (2.0 * seconds / AUTO.loss_share if self.lost > free else 0.0)
+    def lose(self, seconds: float, clock: float, *, free: float = 0.0, wait: float = 1.0) -> None:
+        """Wait until the loss is a small share of the time since, but not after the first one, nor up to `free`.
+
+        `wait`: factor of that time.
+        """
+        self.next = clock + (wait * 2.0 * seconds / AUTO.loss_share if self.lost > free else 0.0)
         self.lost += seconds
 
 
@@ -206,6 +210,7 @@ class PartPlan:
     num_new: int = 0  # drafts before its costs were known
     num_drafts: int = 0
     num_hits: int = 0  # drafts whose first token was right
+    num_missed: int = 0  # trials since one had a hit, over all texts
     num_lost: int = 0  # trials that it has lost since it last drafted otherwise
     released: str = ""  # why it drafts no more
 
@@ -588,9 +593,11 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
             tokens, before = self._without
             spent = before + cost + self._overhead + self._row_seconds(self._num_scored)
             loss = spent - (tokens + num_hits) / self._speed
+            plan.num_missed = 0 if num_hits else plan.num_missed + 1
             if loss > 0.0 and not is_new:
                 plan.num_lost += 1
-                self._trials.lose(loss, self._clock, free=AUTO.allowance * self._plain)
+                wait = 1.0 + plan.num_missed / AUTO.patience
+                self._trials.lose(loss, self._clock, free=AUTO.allowance * self._plain, wait=wait)
         else:
             plan.num_lost = 0
 

@@ -118,3 +118,14 @@ def test_a_skipped_draft_teaches_nothing() -> None:
         planner.observe([state], RoundRecord(0, sum(seconds), 0.1, 0, 0, total, 1 + len(tree), (row,), seconds))
     assert all(depths[8:])
     assert "head: a draft level costs 0.1" in planner.explain()
+
+
+def test_a_useless_drafter_is_tried_less_and_less_and_found_again_when_it_pays() -> None:
+    lost, found_again = [], []
+    for seed in range(4):
+        table = lone(FLAT, 0.0, level=0.01, dice=random.Random(seed))
+        lost.append(sum(100 * (1 - speed) for speed in table.texts(40, 100)))
+        table.right = {"d": (0.7,)}
+        found_again.append(max(table.texts(4, 100)))
+    assert sum(lost) / 4 < 12, "passes in 4,000; trials may take 40"
+    assert sum(found_again) / 4 > 1.7

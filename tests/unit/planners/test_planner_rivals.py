@@ -41,7 +41,8 @@ def test_a_better_drafter_is_found_behind_one_whose_record_is_wrong() -> None:
 def test_three_useless_drafters_cost_little_from_the_first_text_on(costs: dict[int, float], record: str) -> None:
     first, *later = rivals(costs, record=record, a=0.0, b=0.0, c=0.0).texts(4, 100)
     assert first > 0.965
-    assert min(later) > 0.975
+    assert min(later) > 0.97
+    assert fmean(later) > 0.98
 
 
 def test_hidden_states_are_kept_for_the_drafter_that_drafts_and_before_trials_only() -> None:
