@@ -136,7 +136,19 @@ def _built_tokenizer(file: GgufFile, pieces: list[str]) -> Tokenizer:
 ARCHITECTURES = {**ATTENTION_FAMILIES, **HYBRIDS}
 GGUF_CONVERTER = "gguf-3"  # changes whenever the same file would convert to a different folder
 
-EXPERTS = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj")  # weights of all experts of a layer
+PARTS = {
+    ".experts.gate_up_proj": f"ffn_gate_exps.weight{JOINED}ffn_up_exps.weight",
+    ".experts.up_proj": "ffn_up_exps.weight",
+    ".experts.down_proj": "ffn_down_exps.weight",
+    ".router.weight": "ffn_gate_inp.weight",
+    ".expert_bias": "exp_probs_b.bias",
+    ".e_score_correction_bias": "exp_probs_b.bias",
+    ".dt_bias": "ssm_dt.bias",
+    ".in_proj_qkvz.weight": f"attn_qkv.weight{JOINED}attn_gate.weight",
+    ".input_linear.weight": f"ffn_gate.weight{JOINED}ffn_up.weight",
+    ".output_linear.weight": "ffn_down.weight",
+}
+"""Tensors of a layer by the ends of parameters' names that the `gguf` package does not know, or that are several."""
 TENSORS_READ_ELSEWHERE = frozenset({"rope_freqs.weight"})
 
 
@@ -256,9 +268,9 @@ def _find_sources(model: GgufModel, shapes: Mapping[str, Shape]) -> None:
     """Find the tensor of every parameter; each tensor of the file must be used, and match in shape."""
     file = model.file
     name = file.metadata["general.architecture"]
-    tensor = ARCHITECTURES[name].tensor or _named_by_the_package(file)
+    tensor = _tensor_names(file)
     for parameter, shape in shapes.items():
-        source = tensor(parameter, file)
+        source = tensor(parameter)
         if source is None:
             raise UnsupportedModelError(f"'{file.path}': no GGUF tensor is known for the parameter '{parameter}'")
         model.sources[parameter] = source
@@ -274,17 +286,26 @@ def _find_sources(model: GgufModel, shapes: Mapping[str, Shape]) -> None:
         )
 
 
-def _named_by_the_package(file: GgufFile) -> Callable[[str, GgufFile], str | None]:
+def _tensor_names(file: GgufFile) -> Callable[[str], str | None]:
+    """Return a function from a parameter to its tensors, joined by `JOINED`; to None for an unknown parameter."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     name = file.metadata["general.architecture"]
     arch = next(arch for arch, spelled in MODEL_ARCH_NAMES.items() if spelled == name)
     names = get_tensor_name_map(arch, file.setting("block_count"))
 
-    def tensor(parameter: str, file: GgufFile) -> str | None:
-        if expert := EXPERTS.fullmatch(parameter):
-            parts = ("gate", "up") if expert[2] == "gate_up" else ("down",)
-            return JOINED.join(f"blk.{expert[1]}.ffn_{part}_exps.weight" for part in parts)
-        return names.get_name(parameter, try_suffixes=(".weight", ".bias"))
+    def spelled(name: str) -> str:
+        """Return the name that the file has: of Granite's shared expert, and of norms in Falcon-H1's perceptrons."""
+        others = (re.sub(r"(ffn_(gate|up|down))\.", r"\1_shexp.", name), name.removesuffix(".weight"))
+        return next((other for other in (name, *others) if other in file.tensors), name)
+
+    def tensor(parameter: str) -> str | None:
+        parts = next((parts for end, parts in PARTS.items() if parameter.endswith(end)), None)
+        if parts is not None:
+            layer = parameter.split(".")[2]
+            return JOINED.join(spelled(f"blk.{layer}.{part}") for part in parts.split(JOINED))
+        others = (parameter, parameter.replace("model.layers.", "backbone.layers."))  # the latter is Nemotron-H's
+        known = (names.get_name(other, try_suffixes=(".weight", ".bias")) for other in others)
+        return next((spelled(name) for name in known if name is not None), None)
 
     return tensor

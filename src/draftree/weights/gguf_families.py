@@ -27,17 +27,12 @@ def stored_shape(name: str, shape: Shape) -> Shape:
     return (1, *shape) if name.endswith(".shared_expert_gate.weight") and len(shape) == 1 else shape
 
 
-def _same_layout(name: str, shape: Shape) -> Shape:
-    return shape
-
-
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """One supported architecture: its names in GGUF and transformers, its configuration, and its tensor layout.
 
     `restore(name, values, settings)` undoes the changes that the conversion to GGUF made to a tensor, and
     `layout(name, shape)` returns the shape that this gives; `name` is the transformers parameter name.
-    `tensor(name, file)` returns the tensors of a parameter, joined by `JOINED`; without it the `gguf` package names it.
     `group(name, values, settings)` undoes an order of heads, by which columns of matrices move as well.
     """
 
@@ -45,8 +40,7 @@ class Architecture:
     model_class: str
     settings: Callable[[GgufFile], Settings]
     restore: Callable[[str, Array, Settings], Array]
-    layout: Callable[[str, Shape], Shape] = _same_layout
-    tensor: Callable[[str, GgufFile], str | None] | None = None
+    layout: Callable[[str, Shape], Shape] = lambda _, shape: shape
     group: Callable[[str, Array, Settings], Array] | None = None
 
 

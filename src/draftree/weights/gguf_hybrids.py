@@ -9,14 +9,12 @@ so that its configuration has none.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 
 import numpy as np
 
 from draftree.core.errors import UnsupportedModelError
 from draftree.weights.gguf_families import (
-    JOINED,
     Architecture,
     Array,
     Settings,
@@ -30,116 +28,6 @@ from draftree.weights.gguf_families import (
 from draftree.weights.gguf_file import GgufFile
 
 CONVOLUTION, ATTENTION, RECURRENT = "conv", "full_attention", "linear_attention"
-
-MIXER = {
-    "q_proj": "attn_q",
-    "k_proj": "attn_k",
-    "v_proj": "attn_v",
-    "o_proj": "attn_output",
-    "q_norm": "attn_q_norm",
-    "k_norm": "attn_k_norm",
-}
-FEED_FORWARD = {
-    "gate_proj": "ffn_gate",
-    "up_proj": "ffn_up",
-    "down_proj": "ffn_down",
-    "w1": "ffn_gate",
-    "w3": "ffn_up",
-    "w2": "ffn_down",
-    "gate": "ffn_gate_inp",
-    "router": "ffn_gate_inp",
-    "expert_bias": "exp_probs_b.bias",
-    "gate.e_score_correction_bias": "exp_probs_b.bias",
-    "experts.gate_up_proj": f"ffn_gate_exps.weight{JOINED}ffn_up_exps.weight",
-    "experts.up_proj": "ffn_up_exps.weight",
-    "experts.down_proj": "ffn_down_exps.weight",
-    "shared_expert_gate": "ffn_gate_inp_shexp",
-    "shared_expert.gate_proj": "ffn_gate_shexp",
-    "shared_expert.up_proj": "ffn_up_shexp",
-    "shared_expert.down_proj": "ffn_down_shexp",
-    "shared_experts.up_proj": "ffn_up_shexp",
-    "shared_experts.down_proj": "ffn_down_shexp",
-    "fc1_latent_proj": "ffn_latent_down",
-    "fc2_latent_proj": "ffn_latent_up",
-}
-STATE = {
-    "in_proj": "ssm_in",
-    "in_proj_qkv": "attn_qkv",
-    "in_proj_z": "attn_gate",
-    "in_proj_qkvz": f"attn_qkv{JOINED}attn_gate",
-    "in_proj_ba": "ssm_ba",
-    "in_proj_b": "ssm_beta",
-    "in_proj_a": "ssm_alpha",
-    "conv1d": "ssm_conv1d",
-    "dt_bias": "ssm_dt.bias",
-    "A_log": "ssm_a",
-    "D": "ssm_d",
-    "norm": "ssm_norm",
-    "out_proj": "ssm_out",
-}
-PARTS: dict[str, dict[str, str]] = {
-    "self_attn": MIXER | {"out_proj": "attn_output", "q_layernorm": "attn_q_norm", "k_layernorm": "attn_k_norm"},
-    "linear_attn": STATE,
-    "mamba": STATE,
-    "mixer": MIXER | FEED_FORWARD | STATE,
-    "conv": {"conv": "shortconv.conv", "in_proj": "shortconv.in_proj", "out_proj": "shortconv.out_proj"},
-    "mlp": FEED_FORWARD,
-    "feed_forward": FEED_FORWARD,
-    "block_sparse_moe": FEED_FORWARD,
-    "shared_mlp": {"input_linear": f"ffn_gate{JOINED}ffn_up", "output_linear": "ffn_down"},
-}
-"""Tensors by the module of a layer and its part, in transformers' words."""
-NORMS = {
-    "operator_norm": "attn_norm",
-    "input_layernorm": "attn_norm",
-    "norm": "attn_norm",
-    "ffn_norm": "ffn_norm",
-    "pre_ff_layernorm": "ffn_norm",
-    "post_attention_layernorm": "post_attention_norm",
-}
-OUTSIDE = {
-    "model.embed_tokens": "token_embd",
-    "model.embeddings": "token_embd",
-    "model.embedding_norm": "token_embd_norm",
-    "model.norm": "output_norm",
-    "model.norm_f": "output_norm",
-    "model.final_layernorm": "output_norm",
-    "lm_head": "output",
-}
-IN_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
-
-
-def tensor_name(parameter: str, file: GgufFile) -> str | None:
-    """Return the tensor of a parameter, several joined by `JOINED`; None for an unknown parameter."""
-    inside = IN_LAYER.fullmatch(parameter)
-    if inside is None:
-        stem, suffix = _suffixed(parameter)
-        return f"{OUTSIDE[stem]}{suffix}" if stem in OUTSIDE else None
-    module, _, part = inside[2].partition(".")
-    parts, path = (PARTS[module], part) if module in PARTS else (NORMS, inside[2])
-    if path in parts:
-        stored = parts[path].split(JOINED)
-    else:
-        stem, suffix = _suffixed(path)
-        if stem not in parts:
-            return None
-        stored = [f"{part}{suffix}" for part in parts[stem].split(JOINED)]
-    return JOINED.join(_spelled(f"blk.{inside[1]}.{part}", file) for part in stored)
-
-
-def _suffixed(name: str) -> tuple[str, str]:
-    stem, _, last = name.rpartition(".")
-    return (stem, f".{last}") if last in ("weight", "bias") else (name, "")
-
-
-def _spelled(name: str, file: GgufFile) -> str:
-    """Return a tensor's name as the file has it, where architectures have different ones."""
-    others = (
-        name.replace(".post_attention_norm.", ".ffn_norm."),  # Granite
-        re.sub(r"(ffn_(gate|up|down))\.", r"\1_shexp.", name),  # Granite's shared expert
-        name.removesuffix(".weight"),  # the norms of Falcon-H1's perceptrons
-    )
-    return next((other for other in (name, *others) if other in file.tensors), name)
 
 
 def stored_layout(name: str, shape: Shape) -> Shape:
@@ -386,7 +274,7 @@ def _hybrid(
     restore: Callable[[str, Array, Settings], Array] = _restore,
     group: Callable[[str, Array, Settings], Array] | None = None,
 ) -> Architecture:
-    return Architecture(model_type, model_class, settings, restore, stored_layout, tensor_name, group)
+    return Architecture(model_type, model_class, settings, restore, stored_layout, group)
 
 
 NEMOTRON_H = _hybrid("nemotron_h", "NemotronHForCausalLM", _nemotron_h_settings, _restore_paired)
