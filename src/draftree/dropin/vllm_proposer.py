@@ -45,9 +45,6 @@ class _Text:
     tree: TokenTree = EMPTY
     unseen: int = 0
 
-    def continues_in(self, tokens: np.ndarray) -> bool:
-        return bool(np.array_equal(self.history.tokens, tokens[: len(self.history)]))
-
 
 class Proposer:
     """Proposer with the drafter that the environment variable `DRAFTREE_VLLM_DRAFT` names; `suffix` without it."""
@@ -114,7 +111,9 @@ class Proposer:
         """Return the text of a row with all of its tokens, and take it from the known ones."""
         last = self._texts.get(row)
         candidates = [last, *known] if last is not None and last in known else known
-        text = next((candidate for candidate in candidates if candidate.continues_in(tokens)), None)
+        text = next(
+            (each for each in candidates if np.array_equal(each.history.tokens, tokens[: len(each.history)])), None
+        )
         if text is None:
             history = History(tokens[: max(1, len(tokens) - num_new)].tolist())
             controls = build_controls(SamplingParams(temperature=0.0), vocab_size=self._vocab_size, seed=0)

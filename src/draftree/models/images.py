@@ -90,17 +90,14 @@ class ImageProcessor:
         with self._lock:  # the pixels of one prompt at a time
             images = read_images(placed)
             if self._loaded is None:
-                self._loaded = self._load_once()
+                try:
+                    self._loaded = self._load()
+                except ConfigurationError as error:
+                    raise InvalidRequestError(f"no images can be read here: {error}") from error
             outputs = _processed(self._loaded.processor, text, images)
         tokens = tuple(outputs["input_ids"][0].tolist())
         inputs = {name: value for name, value in outputs.items() if name not in NOT_READ and isinstance(value, Tensor)}
         return ImagePrompt(tokens, inputs, _num_first(tokens, self._loaded.image_token))
-
-    def _load_once(self) -> PromptProcessor:
-        try:
-            return self._load()
-        except ConfigurationError as error:
-            raise InvalidRequestError(f"no images can be read here: {error}") from error
 
 
 def _processed(processor: Any, text: str, images: Sequence[Any]) -> Mapping[str, Any]:

@@ -159,15 +159,6 @@ def ordered_sum(part: Tensor, group: Any) -> Tensor:
     return functools.reduce(torch.add, (other.to(wide) for other in parts)).to(part.dtype)
 
 
-def require_ordered(styles: Iterator[str] | list[str], kind: str) -> None:
-    """Check that all sums of a plan can be ordered."""
-    strange = sorted(set(styles) - set(ORDERED) - set(WITHOUT_SUMS))
-    if strange:
-        raise UnsupportedModelError(
-            f"strict_sums cannot order the sums of '{kind}' (style {strange[0]}): leave strict_sums out"
-        )
-
-
 @contextmanager
 def ordered_sums() -> Iterator[None]:
     """Let models that are loaded inside add their partial products in the order of the ranks."""
@@ -217,8 +208,11 @@ def require_divisible(config: Any, options: ModelOptions) -> None:
             f"'{options.model}' has {text.num_hidden_layers} layers, fewer than pp={options.pp} stages: use a "
             "smaller pp"
         )
-    if options.strict_sums:
-        require_ordered(list((plan or {}).values()), str(options.model))
+    strange = sorted({*(plan or {}).values()}.difference(ORDERED, WITHOUT_SUMS))
+    if options.strict_sums and strange:
+        raise UnsupportedModelError(
+            f"strict_sums cannot order the sums of '{options.model}' (style {strange[0]}): leave strict_sums out"
+        )
 
 
 class ShardedReader:

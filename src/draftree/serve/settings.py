@@ -271,11 +271,6 @@ class ServerSettings:
     def model_names(self) -> tuple[str, ...]:
         return tuple(name for choice in self.models for name in choice.names)
 
-    @property
-    def engine_queue(self) -> int:
-        """Sequences that may wait in an engine: all of the requests that run, so that only the gate refuses."""
-        return self.max_concurrent_requests * self.max_choices * MAX_PROMPTS
-
     def options_of(self, choice: ModelChoice) -> ModelOptions:
         return dataclasses.replace(
             self.options,
@@ -284,7 +279,8 @@ class ServerSettings:
             plan=self.options.plan if choice.drafts else None,
             download_drafter=self.options.download_drafter and AUTO_DRAFT in choice.drafts,
             learn=self.options.learn if self.learns(choice) else None,
-            max_waiting=self.engine_queue,
+            # all sequences of the requests that run may wait, so that only the gate refuses
+            max_waiting=self.max_concurrent_requests * self.max_choices * MAX_PROMPTS,
         )
 
     def learns(self, choice: ModelChoice) -> bool:

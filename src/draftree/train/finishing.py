@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,10 @@ def draw_run(log: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
 
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
+    draw_acceptance = partial(_draw_levels, "accepted", ylabel="sum of min(p, q) in training", ylim=(0, 1))
     for name, draw, lines in (
         ("loss", _draw_loss, updates),
-        ("training-acceptance", _draw_acceptance, updates),
+        ("training-acceptance", draw_acceptance, updates),
         ("unseen-acceptance", _draw_unseen, evaluations),
         ("acceptance-length", _draw_length, evaluations),
     ):
@@ -80,10 +82,6 @@ def _draw_loss(axes: Any, updates: Sequence[dict[str, Any]]) -> None:
         if line["loss_name"] != before["loss_name"]:
             axes.axvline(line["tokens"], color="black", linewidth=0.8, linestyle=":")
             axes.annotate(f" {line['loss_name']}", (line["tokens"], axes.get_ylim()[1]), va="top")
-
-
-def _draw_acceptance(axes: Any, updates: Sequence[dict[str, Any]]) -> None:
-    _draw_levels("accepted", axes, updates, ylabel="sum of min(p, q) in training", ylim=(0, 1))
 
 
 def _draw_unseen(axes: Any, evaluations: Sequence[dict[str, Any]]) -> None:

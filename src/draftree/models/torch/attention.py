@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -59,12 +60,8 @@ def announced(current: Pass) -> Iterator[None]:
 @contextmanager
 def numbered(layers: Sequence[nn.Module]) -> Iterator[None]:
     """Number the calls of attentions that several of these layers share; others know their layer."""
-
-    def entering(index: int) -> Callable[[nn.Module, Any], None]:
-        return lambda module, args: _note_layer(index)
-
     token = _LAYER.set(-1)
-    hooks = [layer.register_forward_pre_hook(entering(index)) for index, layer in enumerate(layers)]
+    hooks = [layer.register_forward_pre_hook(partial(_note_layer, index)) for index, layer in enumerate(layers)]
     try:
         yield
     finally:
@@ -73,7 +70,7 @@ def numbered(layers: Sequence[nn.Module]) -> Iterator[None]:
         _LAYER.reset(token)
 
 
-def _note_layer(index: int) -> None:
+def _note_layer(index: int, *_: Any) -> None:
     _LAYER.set(index)
 
 

@@ -92,10 +92,6 @@ class Wanted(Generic[Array]):
     maps: Array  # slopes and offsets, float64, shape (trees, levels, 2)
 
 
-def wanted_size(growth: Growth) -> int:
-    return growth.trees * (11 + 4 * len(growth.widths))
-
-
 def wanted_of(array: Array, growth: Growth, as_floats: Callable[[Array], Array]) -> Wanted[Array]:
     by_level = (growth.trees, len(growth.widths), 2)
     shapes: list[tuple[int, ...]] = [
@@ -119,7 +115,7 @@ def pack_wanted(
     positions: Sequence[int],
 ) -> np.ndarray:
     """Return the integers of the trees of a pass, float64 as their bits."""
-    array = np.zeros(wanted_size(growth), dtype=np.int64)
+    array = np.zeros(growth.trees * (11 + 4 * len(growth.widths)), dtype=np.int64)
     into = wanted_of(array, growth, lambda part: part.view(np.float64))
     count = len(searches)
     into.slots[:], into.starts[:] = slots[0], 1  # padding sees one key

@@ -125,7 +125,7 @@ class Mixer:
                     rows = _rows_of(step)(values)
                     stack.enter_context(replaced_forward(linear, lambda _, rows=rows: rows))
                 if last is not None:
-                    stack.enter_context(replaced_forward(last, _unchanged))
+                    stack.enter_context(replaced_forward(last, lambda value: value))
                 outputs.append(self._step(call, memory, step, rows_of=_rows_of(step)))
         joined = _joined(outputs, plan, call.num_rows)
         return joined if last is None else last(joined)
@@ -160,10 +160,6 @@ class Mixer:
 
 Forward = Callable[..., Any]
 Part = Callable[[Tensor], Tensor]
-
-
-def _unchanged(value: Tensor) -> Tensor:
-    return value
 
 
 def _rows_of(step: StateStep) -> Part:

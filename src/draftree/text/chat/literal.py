@@ -100,17 +100,14 @@ class LiteralEncoder:
 
     def _encode_marked(self, rendered: str, marks: re.Pattern[str], tokens: list[str]) -> list[int]:
         expected = self._encode(rendered)
-        aliased = self._aliased(rendered, tokens)
+        numbers = {token: number for number, token in enumerate(tokens)}
+        aliased = self._all_tokens.sub(lambda match: ALIAS.format(numbers[match[0]]), rendered)
         if ALIAS[0] in rendered or self._second(aliased) != expected:
             raise self._refused("this tokenizer cannot spell a control token")
         ids = self._second(marks.sub(lambda match: tokens[int(match[1])], aliased))
         if self._controls(ids) != self._controls(expected):
             raise self._refused("this tokenizer cannot spell a control token")
         return ids
-
-    def _aliased(self, text: str, tokens: list[str]) -> str:
-        numbers = {token: number for number, token in enumerate(tokens)}
-        return self._all_tokens.sub(lambda match: ALIAS.format(numbers[match[0]]), text)
 
     def _second(self, text: str) -> list[int]:
         tokenizer, ids = self._second_tokenizer
