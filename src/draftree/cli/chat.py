@@ -58,8 +58,8 @@ def chat(
     source = context.get_parameter_source("max_tokens")
     drafting = Drafting(setup, has_grammar=params.constraint is not None)
     session = Session(
-        drafting,
-        Conversation(system, pictures),
+        drafting=drafting,
+        conversation=Conversation(system, pictures),
         params=drafting.llm.requests.resolved(params),
         reader=TerminalReader(answers) if is_interactive else PipeReader(),
         screen=None if as_json else Screen(answers, live=live),

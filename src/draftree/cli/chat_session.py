@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -346,6 +346,7 @@ ROOM_FOR_ANSWER = 4  # a fraction of the context is kept free for an answer whos
 COMMAND = "/"
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Session:
     """A chat. Mutated by messages and commands.
 
@@ -353,37 +354,29 @@ class Session:
     printed as one JSON object each.
     """
 
-    def __init__(
-        self,
-        drafting: Drafting,
-        conversation: Conversation,
-        *,
-        params: SamplingParams,
-        reader: MessageReader,
-        screen: Screen | None,
-        notes: Style,
-        fits_context: bool,
-    ) -> None:
-        self.drafting = drafting
-        self.conversation = conversation
-        self.params = params
-        self.fits_context = fits_context
-        self.answers: list[Answer] = []  # all of them, also those that were taken back
-        self.is_over = False
-        self._reader = reader
-        self._screen = screen
-        self._notes = notes
-        self._is_interactive = not isinstance(reader, PipeReader)
+    drafting: Drafting
+    conversation: Conversation
+    params: SamplingParams
+    reader: MessageReader
+    screen: Screen | None
+    notes: Style
+    fits_context: bool
+    answers: list[Answer] = field(default_factory=list)  # all of them, also those that were taken back
+    is_over: bool = False
+
+    @property
+    def is_interactive(self) -> bool:
+        return not isinstance(self.reader, PipeReader)
 
     def run(self) -> None:
         while not self.is_over:
             try:
-                message = self._reader.message()
+                message = self.reader.message()
                 if message is None:
                     return
                 self.handle(message)
             except KeyboardInterrupt:
-                if not self._is_interactive:
+                if not self.is_interactive:
                     raise
                 say("\n")
             except Exception as error:
@@ -418,8 +411,8 @@ class Session:
 
     def tell(self, text: str) -> None:
         """Show a note: on a terminal in place, else on standard error."""
-        shown = self._notes.dim(harmless(text))
-        if self._is_interactive:
+        shown = self.notes.dim(harmless(text))
+        if self.is_interactive:
             say(shown + "\n")
         else:
             note(shown)
@@ -442,14 +435,14 @@ class Session:
             self.tell(f"the context of {limit} tokens is full: the model no longer sees the oldest {turns}")
         ids = llm.prompts.encode_chat(conversation.messages(message))
         params = fitted_to_context(self.params, llm, ids) if self.fits_context else self.params
-        show = None if self._screen is None else self._screen.show
+        show = None if self.screen is None else self.screen.show
         try:
             return write_answer(
-                llm, message, ids, params=params, draft=self.drafting.name, show=show, stoppable=self._is_interactive
+                llm, message, ids, params=params, draft=self.drafting.name, show=show, stoppable=self.is_interactive
             )
         finally:
-            if self._screen is not None and sys.stdout is not None:
-                self._screen.finish()
+            if self.screen is not None and sys.stdout is not None:
+                self.screen.finish()
 
     def _reserved(self, limit: int) -> int:
         """Return the tokens of a context that are kept for the answer."""
@@ -460,13 +453,13 @@ class Session:
         return min(most, share) if self.fits_context else most
 
     def _report(self, answer: Answer) -> None:
-        if self._screen is None:
+        if self.screen is None:
             assert answer.completion is not None, "only a terminal interrupts an answer"
             task = Task(answer.message, self.conversation.system, chat=True)
             run = Run(self.drafting.setup, task, [answer.completion], answer.seconds)
             say(dump(report(run, self.drafting.llm.model)) + "\n")
             return
-        if self._is_interactive:
+        if self.is_interactive:
             self.tell(summary(answer, drafted=not self.drafting.setup.is_plain))
         elif answer.finish_reason == "length":
             count = answer.stats.completion_tokens
@@ -475,9 +468,9 @@ class Session:
     def _complain(self, error: Exception) -> None:
         """Show an expected error on a terminal; on a pipe, raise it with its line."""
         text = sentence_of(error)
-        if isinstance(self._reader, PipeReader):
-            raise DraftreeError(f"standard input, line {self._reader.number}: {text}") from error
-        say(self._notes.bold(f"error: {harmless(text)}") + "\n")
+        if isinstance(self.reader, PipeReader):
+            raise DraftreeError(f"standard input, line {self.reader.number}: {text}") from error
+        say(self.notes.bold(f"error: {harmless(text)}") + "\n")
 
 
 def summary(answer: Answer, *, drafted: bool) -> str:

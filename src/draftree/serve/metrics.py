@@ -198,23 +198,17 @@ class ModelSource:
 
 
 @final
+@dataclass(eq=False)
 class Metrics:
     """The metrics of one server, and a collector of its own registry."""
 
-    def __init__(
-        self,
-        pool: ModelPool,
-        meters: Mapping[str, ModelMeter],
-        requests: RequestMeter,
-        *,
-        gate: Gate,
-        is_ready: Callable[[], bool],
-    ) -> None:
-        self._pool = pool
-        self._meters = meters
-        self._requests = requests
-        self._gate = gate
-        self._is_ready = is_ready
+    pool: ModelPool
+    meters: Mapping[str, ModelMeter]
+    requests: RequestMeter
+    gate: Gate = field(kw_only=True)
+    is_ready: Callable[[], bool] = field(kw_only=True)
+
+    def __post_init__(self) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -223,7 +217,7 @@ class Metrics:
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        models = tuple(ModelSource(model.name, model.llm, self._meters[model.name]) for model in self._pool)
+        models = tuple(ModelSource(model.name, model.llm, self.meters[model.name]) for model in self.pool)
         yield from self._server_metrics()
         yield from _model_metrics(models)
         yield from _speculation_metrics(models)
@@ -233,10 +227,10 @@ class Metrics:
         yield from self._vllm_metrics()
 
     def _server_metrics(self) -> Iterator[Metric]:
-        gate = self._gate
+        gate = self.gate
         yield _family(GAUGE, "draftree_info", "Version.", ("version",), {(__version__,): 1})
         for name, text, value in (
-            ("ready", "1 while requests are accepted.", float(self._is_ready())),
+            ("ready", "1 while requests are accepted.", float(self.is_ready())),
             ("requests_running", "Requests that run.", gate.num_running),
             ("places_taken", "Places of running requests.", gate.num_places),
             ("requests_waiting", "Requests in the queue.", gate.num_waiting),
@@ -244,7 +238,7 @@ class Metrics:
             yield _family(GAUGE, f"draftree_{name}", text, (), {(): value})
 
     def _request_metrics(self) -> Iterator[Metric]:
-        requests = self._requests
+        requests = self.requests
         by_status = {(endpoint, model, str(code)): n for (endpoint, model, code), n in requests.by_status.items()}
         names = ("endpoint", "model", "status")
         yield _family(COUNTER, "draftree_requests", "Requests by endpoint, model and status.", names, by_status)
@@ -259,7 +253,7 @@ class Metrics:
             yield _histogram(f"draftree_{name}_seconds", text, ("model", "draft"), histograms)
 
     def _vllm_metrics(self) -> Iterator[Metric]:
-        requests = self._requests
+        requests = self.requests
         for name, text, by_draft in (
             ("vllm:time_to_first_token_seconds", "Arrival to the first token.", requests.first_token),
             ("vllm:e2e_request_latency_seconds", "Arrival to the end of the response.", requests.duration),

@@ -126,29 +126,22 @@ PROBES = frozenset({"/health", "/ready", "/metrics"})
 DIGITS = 6
 
 
+@dataclass(eq=False)
 class RequestLog:
     """ASGI middleware, the outermost: gives every request an id and a record, and reports the record at its end."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        on_end: Callable[[RequestRecord], None],
-        is_strict: bool = False,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        self._app = app
-        self._on_end = on_end
-        self._is_strict = is_strict
-        self._clock = clock
+    app: ASGIApp
+    on_end: Callable[[RequestRecord], None] = field(kw_only=True)
+    is_strict: bool = field(default=False, kw_only=True)
+    clock: Clock = field(default=SYSTEM_CLOCK, kw_only=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         sent_id = next((value for name, value in scope["headers"] if name == HEADER), None)
         request_id = request_id_of(None if sent_id is None else sent_id.decode("latin-1"))
-        record = RequestRecord(request_id, scope["method"], scope["path"], self._clock(), is_strict=self._is_strict)
+        record = RequestRecord(request_id, scope["method"], scope["path"], self.clock(), is_strict=self.is_strict)
         parent = next((value for name, value in scope["headers"] if name == TRACEPARENT), None)
         record.traceparent = None if parent is None else parent.decode("latin-1")
         keep_record(scope, record)
@@ -171,7 +164,7 @@ class RequestLog:
             await send(message)
 
         try:
-            await self._app(scope, receive_noting, send_noting)
+            await self.app(scope, receive_noting, send_noting)
         except Exception:
             if not is_complete:  # otherwise it is logged, and the client has its answer
                 raise
@@ -179,11 +172,11 @@ class RequestLog:
             self._end(record, scope)
 
     def _end(self, record: RequestRecord, scope: Scope) -> None:
-        record.seconds = self._clock() - record.start
+        record.seconds = self.clock() - record.start
         record.endpoint = getattr(scope.get("route"), "path", "")
         if record.is_disconnected:
             record.status = CLIENT_CLOSED
-        self._on_end(record)
+        self.on_end(record)
 
 
 def log_request(record: RequestRecord) -> None:

@@ -84,41 +84,31 @@ class DecoderLayer:
     gated: bool
 
 
+@dataclass(frozen=True, slots=True)
 class DecoderFunction:
-    def __init__(
-        self,
-        layers: Sequence[DecoderLayer],
-        *,
-        embed: Callable[[DecoderPass], Tensor],
-        norms_after: bool,
-        final: Rows | None,
-        head: Projection,
-        scale: float = 1.0,
-        bias: Tensor | None = None,
-    ) -> None:
-        self._layers = layers
-        self._embed = embed
-        self._norms_after = norms_after
-        self._final = final
-        self._head = head
-        self._scale = scale
-        self._bias = bias
+    layers: Sequence[DecoderLayer]
+    embed: Callable[[DecoderPass], Tensor]
+    norms_after: bool
+    final: Rows | None
+    head: Projection
+    scale: float = 1.0
+    bias: Tensor | None = None
 
     def run(self, current: DecoderPass, wanted: Tensor | None) -> Tensor:
-        hidden = self._embed(current)
-        for index, layer in enumerate(self._layers):
+        hidden = self.embed(current)
+        for index, layer in enumerate(self.layers):
             hidden = self._layer(index, layer, hidden, current)
         if wanted is not None:
             hidden = hidden[wanted]
-        if self._final is not None:
-            hidden = self._final(hidden)
-        if self._scale != 1.0:
-            hidden = hidden * self._scale
-        logits = self._head.run(hidden)
-        return logits if self._bias is None else logits + self._bias
+        if self.final is not None:
+            hidden = self.final(hidden)
+        if self.scale != 1.0:
+            hidden = hidden * self.scale
+        logits = self.head.run(hidden)
+        return logits if self.bias is None else logits + self.bias
 
     def _layer(self, index: int, layer: DecoderLayer, hidden: Tensor, current: DecoderPass) -> Tensor:
-        after = self._norms_after
+        after = self.norms_after
         attention = layer.own
         cross = layer.cross
         query, key, value = attention.split(attention.queries.run(hidden if after else attention.norm(hidden)), 3)
@@ -145,7 +135,7 @@ class DecoderFunction:
     def encoded(self, hidden: Tensor) -> list[KeysValues]:
         """Return keys and values of each layer for the encoder's output of shape (1, length, features)."""
         keys_values = []
-        for layer in self._layers:
+        for layer in self.layers:
             assert layer.cross.keys_values is not None
             keys, values = layer.cross.split(layer.cross.keys_values.run(hidden[0]), 2)
             keys_values.append((keys.contiguous(), values.contiguous()))
@@ -153,7 +143,7 @@ class DecoderFunction:
 
     def pack(self) -> None:
         """Use prepacked weights from now on. For float32 on CPUs with MKL."""
-        for projection in (*self._projections(), self._head):
+        for projection in (*self._projections(), self.head):
             projection.pack()
 
     def packed_linears(self) -> set[nn.Linear]:
@@ -161,7 +151,7 @@ class DecoderFunction:
         return {linear for projection in self._projections() for linear in projection.linears}
 
     def _projections(self) -> Iterator[Projection]:
-        for layer in self._layers:
+        for layer in self.layers:
             yield from (layer.own.queries, layer.own.output, layer.cross.queries, layer.cross.output)
             yield from (layer.up, layer.down)
 
