@@ -234,28 +234,22 @@ class TensorLogits(Logits):
 
     @property
     def num_rows(self) -> int:
-        """Rows."""
         return self._tensor.shape[0]
 
     @property
     def width(self) -> int:
-        """Columns of a row."""
         return self._tensor.shape[1]
 
     def tensor(self) -> Tensor:
-        """The tensor itself."""
         return self._tensor
 
     def rows(self, start: int, stop: int) -> TensorLogits:
-        """Some rows; a view."""
         return TensorLogits(self._tensor[start:stop])
 
     def narrowed(self, width: int) -> TensorLogits:
-        """The first columns; a view."""
         return TensorLogits(self._tensor[:, :width])
 
     def replaced(self, tensor: Tensor) -> TensorLogits:
-        """Logits in another tensor."""
         return TensorLogits(tensor)
 
     def picks(self, noise: RowNoise) -> Picks:
@@ -292,7 +286,6 @@ class TensorLogits(Logits):
         return columns, [bool(flag) for flag in sound], [count > 1 for count in counts]
 
     def top(self, noise: RowNoise, count: int, *, overwrites: bool = False) -> Top:
-        """The largest entries by torch and numpy."""
         if count == 1 and noise and _has_kernel(self._tensor):
             return _single(self._tensor, noise, None)
         scores = perturbed(self._tensor, noise, overwrites=overwrites)
@@ -406,41 +399,32 @@ class SubsetLogits(Logits):
 
     @property
     def num_rows(self) -> int:
-        """Rows."""
         return self._tensor.shape[0]
 
     @property
     def width(self) -> int:
-        """Tokens of the whole vocabulary."""
         return self._subset.width
 
     def tensor(self) -> Tensor:
-        """The rows of the whole vocabulary, a new tensor."""
         rows = self._tensor.new_full((self.num_rows, self.width), -math.inf)
         return rows.index_copy_(1, self._subset.columns, self._tensor)
 
     def columns(self) -> Tensor:
-        """The columns of the subset."""
         return self._tensor
 
     def rows(self, start: int, stop: int) -> SubsetLogits:
-        """Some rows; a view."""
         return SubsetLogits(self._tensor[start:stop], self._subset)
 
     def narrowed(self, width: int) -> TensorLogits:
-        """The first tokens of the whole vocabulary."""
         return TensorLogits(self.tensor()[:, :width])
 
     def replaced(self, tensor: Tensor) -> TensorLogits:
-        """Logits of the whole vocabulary with these values."""
         return TensorLogits(tensor)
 
     def picks(self, noise: RowNoise) -> Picks:
-        """Picks from the rows of the whole vocabulary."""
         return TensorLogits(self.tensor()).picks(noise)
 
     def top(self, noise: RowNoise, count: int, *, overwrites: bool = False) -> Top:
-        """The largest entries among the columns; at most as many as there are."""
         names = self._subset.names
         if count == 1 and noise and _has_kernel(self._tensor):
             single = _single(self._tensor, noise, self._subset.token_ids)
@@ -470,28 +454,22 @@ class PickedRows(Logits):
 
     @property
     def num_rows(self) -> int:
-        """Rows."""
         return len(self._tokens)
 
     @property
     def width(self) -> int:
-        """Tokens of the vocabulary."""
         return self._width
 
     def tensor(self) -> Tensor:
-        """Raise: there are no logits."""
         raise UnsupportedModelError("this target returns accepted tokens and no logits: leave out what needs them")
 
     def rows(self, start: int, stop: int) -> PickedRows:
-        """Some rows."""
         return PickedRows(self._tokens[start:stop], self._width, self._on_picks)
 
     def narrowed(self, width: int) -> PickedRows:
-        """Return the same picks: there are no columns."""
         return self
 
     def replaced(self, tensor: Tensor) -> Logits:
-        """Raise as `tensor`."""
         self.tensor()
         return self
 
@@ -501,6 +479,5 @@ class PickedRows(Logits):
         return Picks(list(self._tokens), [True] * len(self._tokens))
 
     def top(self, noise: RowNoise, count: int, *, overwrites: bool = False) -> Top:
-        """Raise as `tensor`."""
         self.tensor()
         return Top([], [], [])
