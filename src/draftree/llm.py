@@ -128,6 +128,8 @@ def write_all(
     with ProgressBar(len(sequences), shown=False if progress is None and on_update else progress) as bar:
         engine.add(*sequences)
         going = list(sequences)
+        for sequence in sequences:
+            sequence.is_collected = on_update is None
         try:
             while going:
                 if not all(sequence.is_finished for sequence in going):  # steps of other threads finish them too

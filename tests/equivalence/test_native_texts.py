@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from draftree import LLM, SamplingParams
+from draftree.core.types import Budget, RoundRecord
+from draftree.engine import round as rounds
+from draftree.engine.sequence import Update
 from draftree.loading.load import load_model
+from draftree.models.native import library
+from draftree.models.native.model import NativeModel
+from draftree.planners import PLANNERS
+from draftree.planners.base import Planner
 from families import drafter_folder
 from native_samples import FAMILIES, HYBRIDS, SIZES, in_c, text
 
@@ -71,3 +79,128 @@ def test_a_copy_with_fewer_bits_drafts_for_its_target(
         plain, done = (LLM(loaded, spec, plan=spec and "fixed").generate(PROMPTS, params) for spec in (None, draft))
         assert [one.token_ids for one in done] == [one.token_ids for one in plain]
         assert sum(one.stats.accepted_tokens for one in done) > 40
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of passes of every call that runs several."""
+    passes: list[int] = []
+    decode = NativeModel.decode
+
+    def counted(self: NativeModel, *args: Any, **options: Any) -> list[list[int]]:
+        tokens = decode(self, *args, **options)
+        passes.append(len(tokens))
+        return tokens
+
+    monkeypatch.setattr(NativeModel, "decode", counted)
+    return passes
+
+
+def one_by_one(monkeypatch: pytest.MonkeyPatch, generate: Callable[[], Sequence[Any]]) -> list[Any]:
+    with monkeypatch.context() as patch:
+        patch.setattr(rounds, "MAX_PASSES", 1)
+        return [(one.token_ids, one.text, one.finish_reason, one.stop_reason) for one in generate()]
+
+
+PLAIN: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "greedy": {"temperature": 0.0},
+    "stop tokens": {"stop_token_ids": list(range(0, 96, 16))},
+    "several": {"n": 3},
+    "ends": {"max_tokens": 2},
+    "penalties": {"repetition_penalty": 1.3},
+    "log-probabilities": {"logprobs": 2},
+}
+
+
+@pytest.mark.essential
+@pytest.mark.parametrize("asked", PLAIN)
+@pytest.mark.parametrize("family", ["llama", "gpt_neox", "gemma2", "gpt2", "lfm2"])
+def test_several_passes_in_one_call_write_the_texts_of_single_ones(
+    family: str, asked: str, saved: Callable[[str, float], Path], calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records: list[RoundRecord] = []
+    llm = LLM(load_model(saved(family, 0.0), kernels="native"), "none", on_round=records.append)
+    params = SamplingParams(**{"max_tokens": 40, "temperature": 0.8, "seed": 4, "ignore_eos": True} | PLAIN[asked])
+    wanted = one_by_one(monkeypatch, lambda: llm.generate(PROMPTS, params))
+    assert not calls
+    records.clear()
+    done = llm.generate(PROMPTS, params)
+    assert [(one.token_ids, one.text, one.finish_reason, one.stop_reason) for one in done] == wanted
+    needs_single = asked in ("penalties", "log-probabilities", "ends")
+    assert bool(sum(calls)) == (family != "lfm2" and not needs_single), "recurrent states move pass by pass"
+    assert sum(one.stats.rounds for one in done) == sum(len(one.token_ids) for one in done)
+    assert all(row.num_written == 1 for record in records for row in record.sequences)
+    llm.engine.check_integrity()
+
+
+@pytest.mark.parametrize("near", [0.0, 0.3, math.inf])
+def test_close_choices_are_made_from_the_logits(
+    near: float, saved: Callable[[str, float], Path], calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = LLM(load_model(saved("llama", 0.0), kernels="native"), "none")
+    params = SamplingParams(max_tokens=40, temperature=1.0, seed=4, ignore_eos=True)
+    wanted = one_by_one(monkeypatch, lambda: llm.generate(PROMPTS, params))
+    monkeypatch.setattr(library, "NEAR", near)
+    done = llm.generate(PROMPTS, params)
+    assert [(one.token_ids, one.text, one.finish_reason, one.stop_reason) for one in done] == wanted
+    assert any(calls) == (near < math.inf)
+
+
+def test_tokens_are_shown_one_by_one_to_those_who_wait_for_them(
+    saved: Callable[[str, float], Path], calls: list[int]
+) -> None:
+    llm = LLM(load_model(saved("llama", 0.0), kernels="native"), "none")
+    params = SamplingParams(max_tokens=12, temperature=1.0, seed=4, ignore_eos=True)
+    updates: list[Update] = []
+    llm.generate(PROMPTS[0], params, on_update=updates.append)
+    assert [len(update.token_ids) for update in updates] == [1] * 12
+    assert not calls
+
+
+def test_an_interrupt_between_two_of_several_tokens_leaves_the_engine_whole(
+    saved: Callable[[str, float], Path], calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = LLM(load_model(saved("llama", 0.0), kernels="native"), "none")
+    params = SamplingParams(max_tokens=24, temperature=1.0, seed=4, ignore_eos=True)
+    wanted = one_by_one(monkeypatch, lambda: llm.generate(PROMPTS, params))
+
+    records: list[RoundRecord] = []
+
+    def interrupt(record: RoundRecord) -> None:
+        records.append(record)
+        if len(records) == 5:
+            raise KeyboardInterrupt
+
+    remove = llm.engine.on_round(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(PROMPTS, params)
+    remove()
+    llm.engine.check_integrity()
+    assert any(calls)
+    done = llm.generate(PROMPTS, params)
+    assert [(one.token_ids, one.text, one.finish_reason, one.stop_reason) for one in done] == wanted
+
+
+@pytest.mark.parametrize("draft", ["ngram,min=1+model:{}", "layer-skip,attention=0,mlp=1", "lookahead"])
+def test_drafters_go_on_after_rounds_without_them(
+    draft: str, saved: Callable[[str, float], Path], calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planner = PLANNERS.find("fixed")
+    planned, num_planned = planner.budgets, 0
+
+    def budgets(self: Planner[Any], states: Sequence[Any]) -> list[Budget]:
+        nonlocal num_planned
+        num_planned += 1
+        return [Budget(0, 0)] * len(states) if num_planned % 6 else planned(self, states)
+
+    loaded = load_model(saved("llama", 0.0), kernels="native")
+    params = SamplingParams(max_tokens=40, temperature=1.0, seed=4, ignore_eos=True)
+    wanted = [one.token_ids for one in LLM(loaded, "none").generate(PROMPTS, params)]
+    calls.clear()
+    monkeypatch.setattr(planner, "budgets", budgets)
+    monkeypatch.setattr(planner, "idle_rounds", lambda _: 5 - num_planned % 6, raising=False)
+    done = LLM(loaded, draft.format(saved("llama", 0.06)), plan="fixed").generate(PROMPTS, params)
+    assert [one.token_ids for one in done] == wanted
+    assert max(calls) == 5
+    assert sum(one.stats.draft_tokens for one in done) > 0

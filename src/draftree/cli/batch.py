@@ -106,6 +106,8 @@ def write_in_order(llm: LLM, prompts: Sequence[FilePrompt], request: Request) ->
     """Run all prompts as one batch; yield each once it and all before it are finished."""
     made = [sequences_of(llm, prompt, request) for prompt in prompts]
     everything = [sequence for _, sequences in made for sequence in sequences]
+    for sequence in everything:
+        sequence.is_collected = True
     start = time.perf_counter()
     # no progress bar between texts on a terminal
     with ProgressBar(len(everything), shown=False if is_terminal(sys.stdout) else None) as bar:

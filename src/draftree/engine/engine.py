@@ -229,7 +229,7 @@ class Engine:
 
     def _pass(self, ready: Sequence[WritingSequence], chunks: Sequence[Chunk]) -> None:
         try:
-            record = self._round(ready, chunks)
+            records = self._round(ready, chunks)
         except (AssertionError, RankError):
             raise  # an internal error, not a request's, or the end of the model
         except Exception as error:
@@ -237,13 +237,13 @@ class Engine:
                 raise
             self._try_each(ready, chunks, error)
             return
-        self._notify(record)
+        self._notify(records)
 
-    def _round(self, ready: Sequence[WritingSequence], chunks: Sequence[Chunk]) -> RoundRecord | None:
+    def _round(self, ready: Sequence[WritingSequence], chunks: Sequence[Chunk]) -> list[RoundRecord]:
         return run_round(self.parts, ready, chunks, max_nodes=self._budget.max_nodes)
 
-    def _notify(self, record: RoundRecord | None) -> None:
-        if record is not None:
+    def _notify(self, records: Sequence[RoundRecord]) -> None:
+        for record in records:
             for listener in tuple(self._listeners):
                 listener(record)
 
@@ -260,13 +260,13 @@ class Engine:
             if sequence.is_finished or not all(chunk.num_tokens for chunk in prompt_chunks):
                 continue
             try:
-                record = self._round(() if prompt_chunks else (sequence,), prompt_chunks)
+                records = self._round(() if prompt_chunks else (sequence,), prompt_chunks)
             except (AssertionError, RankError):
                 raise
             except Exception as repeated:
                 sequence.fail(repeated)
                 continue
-            self._notify(record)
+            self._notify(records)
 
     def _release(self) -> None:
         for sequence in self._scheduler.drop_finished():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, pairwise
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from draftree.drafters.base import Observation
 from draftree.engine.parts import EngineParts, StateRows
 from draftree.engine.sequence import DraftChoice, SequenceCounts, TokenLogprob, WritingSequence, slot_of
 from draftree.models.base import Commit, Extend, Pass, PassResult
-from draftree.sampling.distributions import DistributionRows, Distributions
+from draftree.sampling.distributions import DistributionRows, Distributions, NodeDistributions
 from draftree.sampling.logits import TensorLogits
 from draftree.sampling.params import SamplingParams
 from draftree.verifiers.base import NoiseSource
@@ -73,7 +73,7 @@ def run_round(
     chunks: Sequence[Chunk] = (),
     *,
     max_nodes: int = MAX_NODES,
-) -> RoundRecord | None:
+) -> list[RoundRecord]:
     """Write at least one token of every sequence, and read chunks of other prompts in the same pass.
 
     A sequence that fails is marked and fails alone. What a part raises is raised; the tokens that were written until
@@ -84,29 +84,33 @@ def run_round(
         max_nodes: drafted tokens of a sequence for which there is memory.
 
     Returns:
-        The record of the round; None if no sequence decoded.
+        The record of the round, or of several rounds without drafts whose passes ran in one call; none if no sequence
+        decoded.
     """
-    if not sequences:
-        _read(parts, chunks)
-        return None
     start = parts.clock()
     turns = [SequenceRound(s, s.history.since(slot_of(s).length)) for s in sequences]
     groups = _by_drafter(turns)
     for choice, group in groups:
         _plan(choice, group, others=len(turns) - len(group), max_nodes=max_nodes)
     planned = parts.clock()
+    capture = _captured(parts, turns, chunks)
+    tokens = [] if chunks or capture else _decode(parts, turns, groups, max_nodes=max_nodes)
+    if tokens:
+        records = _write_rounds(parts, turns, tokens, start, planned)
+        _tell(parts, turns, groups, records)
+        return records
     part_seconds = _draft(parts, turns, groups)
     drafted = parts.clock()
     for choice, group in groups:
         _trim(choice, group, drafted - planned)
     trimmed = parts.clock()
     jobs = [*map(_job, turns), *map(_chunk_job, chunks)]
-    result = parts.target.run(Pass(jobs, capture=parts.capture if _needs_states(parts, turns, chunks) else ()))
+    result = parts.target.run(Pass(jobs, capture=capture))
     scored = parts.clock()
     with Distributions(result.first(len(turns)), [_rows(turn) for turn in turns]) as distributions:
         _verify(parts, turns, distributions)
         verified = parts.clock()
-        rows = tuple([_write(turn, distributions, index) for index, turn in enumerate(turns)])
+        rows = tuple([_write(turn, distributions.of(index)) for index, turn in enumerate(turns)])
     _score_prompts(chunks, result, first=len(turns))
     _commit(parts, turns, chunks, result)
     committed = parts.clock()
@@ -123,17 +127,88 @@ def run_round(
         part_seconds=part_seconds,
         num_prompt_rows=num_rows - sum(1 + len(turn.tree) for turn in turns),
     )
-    for choice, group in groups:
-        _observe_plan(parts, choice, group, turns, record)
-    for sequence, row in zip(sequences, rows, strict=True):
-        count_round(sequence.counts, record, row)
-        if sequence.rounds is not None:
-            sequence.rounds.append(without_distributions(row))
-        if sequence.is_finished and sequence.draft_state is not None:
-            sequence.counts.explain = sequence.draft_state.choice.planner.explain()
+    _tell(parts, turns, groups, [record])
     for chunk in chunks:
         chunk.sequence.counts.prefill_seconds += record.total_seconds
-    return record
+    return [record] if turns else []
+
+
+MAX_PASSES = 16
+MAX_SECONDS = 0.05
+"""Largest number of passes in one call, and the time after which none begins: other threads and Ctrl-C wait for it."""
+
+
+def _decode(
+    parts: EngineParts,
+    turns: Sequence[SequenceRound],
+    groups: Sequence[tuple[DraftChoice, Sequence[SequenceRound]]],
+    *,
+    max_nodes: int,
+) -> list[list[int]]:
+    """Return the tokens of several rounds without drafts, if nothing and nobody needs them one by one."""
+    idle = [1 + choice.planner.idle_rounds() for choice, _ in groups]
+    count = min(MAX_PASSES, 1 + max_nodes, *idle, *(turn.sequence.room for turn in turns))
+    if count < 2 or not parts.verifier.follows_picks or not all(map(_is_plain, turns)):
+        return []
+    controls = [turn.sequence.controls for turn in turns]
+    ends = [(len(turn.sequence.history), own) for turn, own in zip(turns, controls, strict=True)]
+    noise = [
+        [(own.noise.keys(end + step), own.temperature) if own.temperature else None for end, own in ends]
+        for step in range(count)
+    ]
+    stop_ids = frozenset().union(*(own.stop_ids for own in controls))
+    return parts.target.decode([_job(turn) for turn in turns], noise, stop_ids, seconds=MAX_SECONDS)
+
+
+def _is_plain(turn: SequenceRound) -> bool:
+    """Return whether logits, temperature and noise alone decide the next tokens of a sequence."""
+    sequence = turn.sequence
+    controls, params = sequence.controls, sequence.controls.params
+    is_drafted = turn.budget.num_nodes or sequence.client_drafts is not None
+    is_traced = sequence.rounds is not None or sequence.records_picks or params.logprobs is not None
+    is_controlled = controls.processors or controls.filters or params.stop_strings
+    return sequence.is_collected and len(turn.pending) == 1 and not (is_drafted or is_traced or is_controlled)
+
+
+def _write_rounds(
+    parts: EngineParts, turns: Sequence[SequenceRound], tokens: Sequence[Sequence[int]], start: float, planned: float
+) -> list[RoundRecord]:
+    """Write the tokens of several rounds and commit them; return records with equal shares of the seconds."""
+    scored = parts.clock()
+    rows = []
+    for chosen in tokens:
+        for turn, token in zip(turns, chosen, strict=True):
+            turn.pending += [] if turn.verdict is None else [turn.verdict.bonus]
+            turn.verdict = Verdict((), token)
+        rows.append(tuple([_write(turn) for turn in turns]))
+        if any(turn.sequence.is_finished for turn in turns):  # by an error where others go on
+            break
+    _commit(parts, turns, (), None)
+    times = (start, planned, scored, parts.clock())
+    plan, score, commit = ((end - begin) / len(rows) for begin, end in pairwise(times))
+    return [RoundRecord(plan, 0.0, score, 0.0, commit, plan + score + commit, len(turns), row) for row in rows]
+
+
+def _tell(
+    parts: EngineParts,
+    turns: Sequence[SequenceRound],
+    groups: Sequence[tuple[DraftChoice, Sequence[SequenceRound]]],
+    records: Sequence[RoundRecord],
+) -> None:
+    """Report rounds to the planners and in the counts of the sequences."""
+    for number, record in enumerate(records):
+        for choice, group in groups:
+            if number:
+                budgets = choice.planner.budgets([turn.sequence.plan_state for turn in group])
+                assert not any(budget.num_nodes for budget in budgets), "a planner drafts nothing in idle rounds"
+            _observe_plan(parts, choice, group, turns, record)
+        for turn, row in zip(turns, record.sequences, strict=True):
+            sequence = turn.sequence
+            count_round(sequence.counts, record, row)
+            if sequence.rounds is not None:
+                sequence.rounds.append(without_distributions(row))
+            if sequence.is_finished and sequence.draft_state is not None:
+                sequence.counts.explain = sequence.draft_state.choice.planner.explain()
 
 
 def _by_drafter(turns: Sequence[SequenceRound]) -> list[tuple[DraftChoice, list[SequenceRound]]]:
@@ -145,10 +220,11 @@ def _by_drafter(turns: Sequence[SequenceRound]) -> list[tuple[DraftChoice, list[
     return list(groups.items())
 
 
-def _needs_states(parts: EngineParts, turns: Sequence[SequenceRound], chunks: Sequence[Chunk]) -> bool:
-    """Return whether anyone will read hidden states of the pass; those of prompts are kept for a later draft."""
+def _captured(parts: EngineParts, turns: Sequence[SequenceRound], chunks: Sequence[Chunk]) -> tuple[int, ...]:
+    """Return the layers whose hidden states someone will read; those of prompts are kept for a later draft."""
     is_prompt = bool(chunks) or any(len(turn.pending) > 1 for turn in turns)
-    return is_prompt or parts.sink is not None or any(choice.planner.needs_states() for choice in parts.drafters)
+    is_needed = is_prompt or parts.sink is not None or any(choice.planner.needs_states() for choice in parts.drafters)
+    return parts.capture if is_needed else ()
 
 
 def _plan(choice: DraftChoice, turns: Sequence[SequenceRound], *, others: int, max_nodes: int) -> None:
@@ -238,17 +314,6 @@ def _observe_plan(
             part_seconds=shares if len(shares) > 1 else (),
         )
     choice.planner.observe(states, record if rows is record.sequences else replace(record, sequences=rows))
-
-
-def _read(parts: EngineParts, chunks: Sequence[Chunk]) -> None:
-    """A pass of prompt chunks only."""
-    start = parts.clock()
-    result = parts.target.run(Pass([_chunk_job(chunk) for chunk in chunks], capture=parts.capture))
-    _score_prompts(chunks, result, first=0)
-    _commit(parts, (), chunks, result)
-    seconds = parts.clock() - start
-    for chunk in chunks:
-        chunk.sequence.counts.prefill_seconds += seconds
 
 
 FORBIDDING = ("allowed_token_ids", "bad_words", "no_repeat_ngram_size", "min_tokens", "json_schema", "regex", "grammar")
@@ -358,14 +423,14 @@ class PassOutcome:
     verdict: Verdict | None = None
 
 
-def record_states(parts: EngineParts, gains: Sequence[PassOutcome], result: PassResult) -> None:
+def record_states(parts: EngineParts, gains: Sequence[PassOutcome], result: PassResult | None) -> None:
     """Pass hidden states of the tokens that a pass read to the sink, before they are committed.
 
     Args:
         parts: with the sink; nothing is done without one.
         gains: of all sequences of the pass, those that ended included.
     """
-    if parts.sink is None or result.hidden is None:
+    if parts.sink is None or result is None or result.hidden is None:
         return
     texts = []
     for gain in gains:
@@ -381,16 +446,17 @@ def record_states(parts: EngineParts, gains: Sequence[PassOutcome], result: Pass
     parts.sink.take(result.hidden if is_all else result.hidden[:, columns], texts)
 
 
-def observe(parts: EngineParts, gains: Sequence[PassOutcome], result: PassResult) -> None:
+def observe(parts: EngineParts, gains: Sequence[PassOutcome], result: PassResult | None) -> None:
     """Report a committed pass to the drafters of the sequences that go on.
 
     Args:
-        result: result of the pass, which captured the layers of `EngineParts.capture`.
+        result: result of the pass, which captured the layers of `EngineParts.capture`; None for nothing captured.
     """
-    starts, captured = result.row_starts, parts.capture
+    starts, states = ((), None) if result is None else (result.row_starts, result.hidden)
+    captured = parts.capture
     for choice in parts.drafters:
         columns = [captured.index(layer) for layer in parts.feature_layers(choice.traits)]
-        hidden = layers_of(result.hidden, columns) if columns and result.hidden is not None else None
+        hidden = layers_of(states, columns) if columns and states is not None else None
         observations = []
         for gain in gains:
             state = gain.sequence.draft_state
@@ -528,12 +594,12 @@ def _verify(parts: EngineParts, turns: Sequence[SequenceRound], distributions: D
             turn.sequence.fail(no_token_error(turn.sequence, _rows(turn), rows, distributions.width))
 
 
-def _write(turn: SequenceRound, distributions: Distributions, index: int) -> SequenceRecord:
+def _write(turn: SequenceRound, distributions: NodeDistributions | None = None) -> SequenceRecord:
     sequence, tree, verdict = turn.sequence, turn.tree, turn.verdict
     prefix, room = len(sequence.history), sequence.room
     if verdict is not None:
         try:
-            _write_tokens(sequence, tree, verdict, distributions, index)
+            _write_tokens(sequence, tree, verdict, distributions)
         except Exception as error:
             # turning tokens into text is this sequence's own affair, and so is its failure
             sequence.fail(error)
@@ -559,17 +625,19 @@ def _write(turn: SequenceRound, distributions: Distributions, index: int) -> Seq
 
 
 def _write_tokens(
-    sequence: WritingSequence, tree: TokenTree, verdict: Verdict, distributions: Distributions, index: int
+    sequence: WritingSequence, tree: TokenTree, verdict: Verdict, distributions: NodeDistributions | None
 ) -> None:
     tokens = [*(tree.tokens[node] for node in verdict.path), verdict.bonus]
     written = sequence.write(tokens, len(verdict.path))
     top = sequence.controls.params.logprobs
-    if top is not None:
+    if top is not None and distributions is not None:
         rows = [0, *(node + 1 for node in verdict.path)][:written]
-        sequence.logprobs.extend(token_logprobs(rows_of(distributions.of(index).raw, rows), tokens[:written], top=top))
+        sequence.logprobs.extend(token_logprobs(rows_of(distributions.raw, rows), tokens[:written], top=top))
 
 
-def _commit(parts: EngineParts, turns: Sequence[SequenceRound], chunks: Sequence[Chunk], result: PassResult) -> None:
+def _commit(
+    parts: EngineParts, turns: Sequence[SequenceRound], chunks: Sequence[Chunk], result: PassResult | None
+) -> None:
     gains = [
         PassOutcome(turn.sequence, job, _committed(turn), len(turn.pending), *turn.outcome())
         for job, turn in enumerate(turns)

@@ -11,7 +11,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NoReturn, TypeVar, final
@@ -24,7 +24,7 @@ from draftree.core.tensors import synchronize
 from draftree.models.memory import NOTHING, Footprint
 from draftree.sampling.controls import Controls
 from draftree.sampling.history import History
-from draftree.sampling.logits import Logits
+from draftree.sampling.logits import Logits, RowNoise
 from draftree.sampling.tree_search import FoundTree, TreeSearch, TreeWidths
 
 
@@ -527,6 +527,25 @@ class LanguageModel(ABC):
         Raises:
             UnsupportedModelError: the model cannot capture these layers.
         """
+
+    def decode(
+        self, jobs: Sequence[Extend], noise: Sequence[RowNoise], stop_ids: Collection[int], *, seconds: float
+    ) -> list[list[int]]:
+        """Run several passes of plain decoding in one call: each reads the tokens that the one before chose.
+
+        All tokens that were read are a tentative chain afterwards.
+
+        Args:
+            jobs: the last token of each text, after the prefix of a slot without a tree.
+            noise: noise of the rows of every pass, at most as many passes.
+            stop_ids: tokens after which no pass follows.
+            seconds: time after which no pass begins.
+
+        Returns:
+            The tokens of each pass. None, without an effect, if passes have to run one by one, or if the first choice
+            has to be made from the logits, which are close or not finite.
+        """
+        return []
 
     def grow(self, jobs: Sequence[Extend], shape: TreeWidths, searches: Sequence[TreeSearch]) -> list[FoundTree] | None:
         """Append chains to prefixes, and grow a tree of likely tokens after each, without the host between its levels.

@@ -347,6 +347,9 @@ class AdaptivePlanner(Planner[SequenceEstimates]):
         wait = max(self._num_idle * self._plain, self._trials.next - self._clock)
         return is_asked or wait < AUTO.context_rounds * self._plain
 
+    def idle_rounds(self) -> int:
+        return max(0, self._num_idle - (AUTO.context_rounds if self._rivals else 0))
+
     def _plan_lookup(
         self, index: int, states: Sequence[SequenceEstimates], tokens: float, seconds: float
     ) -> tuple[float, float]:

@@ -104,6 +104,10 @@ class Planner(ABC, Generic[State]):
         """Return whether a drafter that reads the target's hidden states may draft soon; asked after `budgets`."""
         return True
 
+    def idle_rounds(self) -> int:
+        """Return in how many rounds after the planned one nothing will be drafted, and no hidden states are needed."""
+        return 0
+
     def trim(
         self, states: Sequence[State], trees: Sequence[TokenTree], *, draft_seconds: float
     ) -> list[Sequence[int] | None]:

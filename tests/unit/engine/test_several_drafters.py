@@ -127,8 +127,7 @@ def test_each_sequence_is_drafted_planned_and_timed_by_its_choice() -> None:
     one, other = choice("one", 2), choice("other", 3)
     other.planner.parts = other.planner.parts * 2
     parts = parts_of(one, other)
-    record = run_round(parts, running(parts, "one", "other", "none", ""))
-    assert record is not None
+    (record,) = run_round(parts, running(parts, "one", "other", "none", ""))
     assert [row.drafted.tokens for row in record.sequences] == [(2, 2), (3, 3, 3), (), (2, 2)]
     assert record.part_seconds == pytest.approx((2.0, 1.0, 0.0), abs=0.01)
     seen, seen_by_other = one.planner.seen, other.planner.seen  # type: ignore[attr-defined]
@@ -147,16 +146,14 @@ def test_each_sequence_is_drafted_planned_and_timed_by_its_choice() -> None:
 
 def test_a_drafter_without_sequences_takes_no_time() -> None:
     parts = parts_of(choice("one", 2), choice("other", 3))
-    record = run_round(parts, running(parts, "other", "none"))
-    assert record is not None
+    (record,) = run_round(parts, running(parts, "other", "none"))
     assert record.part_seconds == pytest.approx((0.0, 1.0), abs=0.01)
 
 
 def test_only_planners_of_drafted_trees_trim() -> None:
     watch = PLANNERS.find("watch")
     parts = parts_of(choice("one", 2, watch(watch.Config(), default_depth=2)), choice("other", 3))
-    record = run_round(parts, running(parts, "one", "other", "none"))
-    assert record is not None
+    (record,) = run_round(parts, running(parts, "one", "other", "none"))
     assert [len(row.tree) for row in record.sequences] == [0, 3, 0]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -17,6 +17,7 @@ from draftree.models.native.blueprint import Blueprint, RopeTables
 from draftree.models.native.library import (
     FORMATS,
     LANES,
+    MASK,
     LogitBuffer,
     LogitBufferPool,
     RowsAt,
@@ -24,13 +25,14 @@ from draftree.models.native.library import (
     format_of,
     library,
 )
-from draftree.models.native.logits import NativeLogits
+from draftree.models.native.logits import NativeLogits, num_compared
 from draftree.models.native.packed import PackedSource, PackedWeights, read_bytes
 from draftree.models.native.packing import unpack
 from draftree.models.native.shares import Share, ShareWeights
 from draftree.models.native.states import NativeStates, StepPlan
 from draftree.models.native.structures import CPass, CTrees, product_of
 from draftree.models.native.weights import Weights
+from draftree.sampling.logits import RowNoise
 from draftree.sampling.tree_search import FoundTree, TreeSearch, TreeWidths
 
 
@@ -170,9 +172,6 @@ def plan_blocks(
 
 def place_of(numbers: array[int] | array[float]) -> int:
     return numbers.buffer_info()[0]
-
-
-MASK = (1 << 32) - 1
 
 
 @final
@@ -463,6 +462,27 @@ class NativeDecoder:
         at = RowsAt(buffer.address, len(logit_rows), vocab, vocab)
         return layer_range.output(NativeLogits(self.library, at, buffer.memory, run.num_threads), captured)
 
+    def decode(
+        self,
+        memory: KVMemory,
+        rows: Rows,
+        noise: Sequence[RowNoise],
+        stop_ids: Collection[int],
+        *,
+        seconds: float,
+        rope_positions: Sequence[int] | None,
+    ) -> list[list[int]]:
+        """Run passes over one row of each text, which is moved on; otherwise as `LanguageModel.decode`."""
+        requested, vocab = array("q", range(rows.count)), self._blueprint.vocab
+        rotated = None if rope_positions is None else array("q", rope_positions)
+        run, buffer = self._filled(memory, rows, requested, rotated, ahead=len(noise))
+        run.last_layer = self.num_layers
+        at = RowsAt(buffer.address, rows.count, vocab, vocab)
+        count = num_compared(noise[0], vocab)
+        tokens = self.library.decode(self.packed.decoder, run, at, noise, count, stop_ids, seconds=seconds)
+        del buffer  # the passes refer to its memory
+        return tokens
+
     def grow_trees(
         self,
         memory: KVMemory,
@@ -506,7 +526,7 @@ class NativeDecoder:
     ) -> tuple[CPass, LogitBuffer]:
         """Return the arguments of a pass, which refer to the given arrays, and the memory of its logits.
 
-        `ahead` is the number of rotary positions that are needed after the last one, `logits` the number of rows that
+        `ahead` is the number of positions that are needed after the last one, `logits` the number of rows that
         the memory has room for at least.
         """
         # avoids numpy and torch: a pass has evicted their code from the processor caches
@@ -520,7 +540,7 @@ class NativeDecoder:
             self._memory_version = memory.version
         longest = rows.longest if rope_positions is None else max(rope_positions, default=0) + 1
         self._ropes.point(self._form, longest=longest + ahead)
-        self._biases.point(self._form, self.packed.layers, longest=rows.longest)
+        self._biases.point(self._form, self.packed.layers, longest=rows.longest + ahead)
         buffer = self.logit_buffers.take(max(len(requested), logits), self._blueprint.vocab)
         run = CPass.from_buffer_copy(self._form)
         run.rows = rows.count

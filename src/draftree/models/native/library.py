@@ -7,7 +7,8 @@ import functools
 import logging
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -44,7 +45,7 @@ from draftree.models.native.structures import (
     parse_layout,
     require_same_layout,
 )
-from draftree.sampling.logits import RowNoise, Top
+from draftree.sampling.logits import NEAR, RowNoise, Top
 from draftree.weights.gguf_file import KINDS
 
 LAYER_KIND, HEAD_KIND = "Q4_K", "Q6_K"
@@ -106,6 +107,7 @@ def table_of(kinds: Sequence[str], sizes: Sequence[int]) -> Tensor:
 
 
 FLOAT_BYTES = 4
+MASK = (1 << 32) - 1
 ALIGNMENT = 64
 KEPT = 3  # maximum number of buffers: one for the last pass, others for passes whose logits are still in use
 UNREAD = 3  # references to an unused buffer: by the list, the loop and the call of `getrefcount`
@@ -172,6 +174,10 @@ FUNCTIONS: Mapping[str, tuple[Sequence[Any], Any]] = MappingProxyType(
         "grow": ((_decoder, _pass, ctypes.POINTER(CTrees)), ctypes.c_int),
         "final_norm": ((_decoder, _pointer, _size, _pointer), None),
         "search": ((_pointer, _size), ctypes.c_int),
+        "decode": (
+            (_decoder, _pass, *[_pointer] * 4, _size, _size, ctypes.c_double, ctypes.c_double),
+            _size,
+        ),
         "correct": ((_pointer, _pointer, _size, _pointer, _size), None),
         "learn": ((_pointer, _pointer, _size, _pointer, _pointer, _pointer, _size, _float), None),
         "group_bytes": ((_size, _size), _size),
@@ -317,6 +323,45 @@ class Library:
         With `totals`, sums are returned as well. `ids` is the address of the tokens of the columns, 32-bit integers
         filled up to a multiple of 64; None if column i is token i.
         """
+        buffers = self._prepared(logits, noise, count)
+        search = buffers.search
+        search.ids = ids
+        search.totals = buffers.totals_at if totals else None
+        if logits.rows and self._library.draftree_search(buffers.search_at, num_threads):
+            raise MemoryError(f"no memory for the scores of {logits.width} tokens")
+        return buffers.top(logits.rows, count)
+
+    def decode(
+        self,
+        decoder: CDecoder,
+        run: CPass,
+        logits: RowsAt,
+        noise: Sequence[RowNoise],
+        count: int,
+        stop_ids: Collection[int],
+        *,
+        seconds: float,
+    ) -> list[list[int]]:
+        """Run passes that begin with `run`, one row for each text; otherwise as `LanguageModel.decode`.
+
+        `logits` is the place of a pass's logits, `count` the number of scores that are compared, as in `search`.
+        """
+        rows = logits.rows
+        buffers = self._prepared(logits, noise[0], count)
+        buffers.search.ids = buffers.search.totals = None
+        pairs = [(0, 0) if entry is None else entry[0] for step in noise for entry in step]
+        keys = array("I", [number & MASK for first, second in pairs for number in (first, second | 1)])
+        stops, tokens = array("q", stop_ids), array("q", bytes(8 * rows * len(noise)))
+        places = [numbers.buffer_info()[0] for numbers in (keys, stops, tokens)]
+        num_passes = self._library.draftree_decode(
+            ctypes.byref(decoder), ctypes.byref(run), buffers.search_at, *places, len(noise), len(stops), seconds, NEAR
+        )
+        if num_passes < 0:
+            raise MemoryError(f"no memory for a pass over {rows} rows")
+        return [tokens[at : at + rows].tolist() for at in range(0, num_passes * rows, rows)]
+
+    def _prepared(self, logits: RowsAt, noise: RowNoise, count: int) -> SearchBuffers:
+        """Return this thread's buffers with the arguments of a search."""
         rows = logits.rows
         buffers = self._thread.buffers
         if rows > buffers.rows or rows * count > buffers.numbers:
@@ -327,8 +372,6 @@ class Library:
         search.vocab = logits.width
         search.rows = rows
         search.count = count
-        search.ids = ids
-        search.totals = buffers.totals_at if totals else None
         keys, temperatures = buffers.keys, buffers.temperatures
         for row, entry in enumerate(noise):
             if entry is None:
@@ -336,9 +379,7 @@ class Library:
             else:
                 (keys[2 * row], second), temperatures[row] = entry
                 keys[2 * row + 1] = second | 1
-        if rows and self._library.draftree_search(buffers.search_at, num_threads):
-            raise MemoryError(f"no memory for the scores of {logits.width} tokens")
-        return buffers.top(rows, count)
+        return buffers
 
 
 @functools.cache

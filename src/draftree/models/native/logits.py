@@ -31,6 +31,11 @@ from draftree.sampling.logits import (
 FEW = 4  # number of top scores that show whether a pick is close
 
 
+def num_compared(noise: RowNoise, width: int) -> int:
+    """Return the number of top scores that show the picks of rows."""
+    return min(FEW, width) if any(noise) else 1
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class NativeLogits(Logits):
@@ -75,7 +80,7 @@ class NativeLogits(Logits):
 
     def picks(self, noise: RowNoise) -> Picks:
         has_noise = any(noise)
-        count = min(FEW, self.at.width) if has_noise else 1
+        count = num_compared(noise, self.at.width)
         top = self.library.search(self.at, noise, count, totals=False, num_threads=self.num_threads)
         picks = [tokens[0] for tokens in top.tokens]
         for row, (entry, scores) in enumerate(zip(noise, top.scores, strict=True) if has_noise else ()):

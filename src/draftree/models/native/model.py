@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import final
@@ -23,6 +23,7 @@ from draftree.models.native.states import MOST_KEPT, NativeStates
 from draftree.models.native.structures import NORMS, latents_of
 from draftree.models.native.weights import Weights
 from draftree.models.torch.inspection import ReadPrompt
+from draftree.sampling.logits import RowNoise
 
 
 class NativeModel(SlottedModel):
@@ -50,6 +51,7 @@ class NativeModel(SlottedModel):
         self._decoder = decoder
         own = blueprint if share is None else share.blueprint
         self._kv_heads, self._layers = own.kv_heads, own.layers
+        self._reads_sources = any(layer.source is not None for layer in own.layers)
         pool = self._new_pool(blueprint.head_dim, self.dtype)
         super().__init__(blueprint.kind, num_layers=decoder.num_layers, pool=pool)
 
@@ -167,6 +169,25 @@ class NativeModel(SlottedModel):
         output = run(states=states, steps=steps)
         states.note(steps)
         return output
+
+    def decode(
+        self, jobs: Sequence[Extend], noise: Sequence[RowNoise], stop_ids: Collection[int], *, seconds: float
+    ) -> list[list[int]]:
+        if self._states is not None or self._reads_sources:
+            return []
+        slots = [kv_slot(job.slot) for job in jobs]
+        nodes = self._pool.append(slots, jobs)
+        self._pool.lengthen(max(slot.length for slot in slots) + len(noise))
+        rows = plan_rows(slots, [job.tokens for job in jobs], nodes, rows_of_chunk=1)
+        positions = _moved_positions(rows, slots, nodes)
+        tokens = self._decoder.decode(
+            self._pool.memory, rows, noise, stop_ids, seconds=seconds, rope_positions=positions
+        )
+        self.num_sublayer_runs += 2 * self.num_layers * len(tokens) * len(slots)
+        for slot in slots:
+            slot.commit(())
+            slot.append(range(-1, len(tokens) - 1))
+        return tokens
 
     @property
     def _continues_partials(self) -> bool:

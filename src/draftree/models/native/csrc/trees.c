@@ -1,8 +1,13 @@
-/* Trees of a head that reads its own states: passes, choices and the rows that follow, in one call.
- * Between two passes no other code runs, so that its instructions and data stay in the caches.
+/* Trees of a head that reads its own states, and plain decoding: passes, choices and the rows that
+ * follow, in one call. Between two passes no other code runs, so that its instructions and data
+ * stay in the caches.
  */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include "growing.h"
 #include "rows.h"
 
@@ -219,6 +224,47 @@ int draftree_grow(const Decoder *decoder, const Pass *first, const Trees *trees)
     for (int64_t own = 0; own < trees->trees; own++) write_tree(level.trees + own, trees, own);
     free(memory);
     return failed;
+}
+
+static double seconds_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* Plain decoding: passes over one row of each text, whose chosen tokens are the rows of the next
+ * pass. `keys` are [most][rows][2], of the noise, and `tokens` [most][rows] receives the choices.
+ * No pass follows one of the `stops` or the end of the time. Returns the number of passes, without
+ * a last one with a choice that the host has to make: there is no finite score, or another score
+ * is within `near` of the largest. -1: no memory */
+int64_t draftree_decode(const Decoder *decoder, Pass *pass, Search *search, const uint32_t *keys,
+                        const int64_t *stops, int64_t *tokens, int64_t most, int64_t num_stops,
+                        double seconds, double near) {
+    const double end = seconds_now() + seconds;
+    const int64_t rows = pass->rows;
+    int64_t step = 0;
+    for (int is_last = 0; step < most && !is_last; step++, tokens += rows) {
+        memcpy((uint32_t *)search->keys, keys + 2 * rows * step, (size_t)rows * 8);
+        if (draftree_pass(decoder, pass)) return -1;
+        if (draftree_search(search, pass->num_threads)) return -1;
+        for (int64_t row = 0; row < rows; row++) {
+            const float *scores = search->scores + row * search->count;
+            const int is_noisy = search->temperatures[row] != 0.0f && search->count > 1;
+            if (!isfinite(scores[0])) return step;
+            if (is_noisy && (double)scores[1] >= (double)scores[0] - near) return step;
+            tokens[row] = search->tokens[row * search->count];
+            for (int64_t i = 0; i < num_stops; i++) is_last |= tokens[row] == stops[i];
+        }
+        for (int64_t row = 0; row < rows; row++) {
+            ((int64_t *)pass->tokens)[row] = tokens[row];
+            ((int64_t *)pass->place)[row]++;
+            ((int64_t *)pass->identical)[row]++;
+            ((int64_t *)pass->position)[row]++;
+            if (pass->rope_position != pass->position) ((int64_t *)pass->rope_position)[row]++;
+        }
+        is_last |= seconds_now() >= end;
+    }
+    return step;
 }
 
 /* states after the final norm */

@@ -333,6 +333,9 @@ class StreamedDecoder(NativeDecoder):
         self._unpacked_layer = -1
         self._unpacked: dict[str, tuple[Tensor, Tensor | None]] = {}
 
+    def decode(self, *args: Any, **options: Any) -> list[list[int]]:
+        return []  # each layer is awaited
+
     def run(
         self,
         memory: KVMemory | None,
@@ -397,10 +400,18 @@ class ResidentDecoder(NativeDecoder):
 
     def run(self, *args: Any, **options: Any) -> RangeOutput:
         output = super().run(*args, **options)
-        self._passes_before_copy -= 1
-        if self._passes_before_copy == 0:
-            self._copying = self._resident.start_copying()
+        self._count(1)
         return output
+
+    def decode(self, *args: Any, **options: Any) -> list[list[int]]:
+        tokens = super().decode(*args, **options)
+        self._count(len(tokens))
+        return tokens
+
+    def _count(self, num_passes: int) -> None:
+        left, self._passes_before_copy = self._passes_before_copy, self._passes_before_copy - num_passes
+        if left > 0 >= self._passes_before_copy:
+            self._copying = self._resident.start_copying()
 
     def settle(self) -> None:
         if self._passes_before_copy > 0:
