@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,13 @@ from hypothesis import strategies as st
 
 from draftree import LLM, Completion, SamplingParams
 from draftree.core.errors import UnsatisfiableError
+from draftree.drafters.tree_builder.builder import GrowingTree, TreeBuilder
+from draftree.loading.load import load_model
 from draftree.models.table import TableLM, hashed
 from draftree.text.tokenizer import Tokenizer
+from families import drafter_folder
 from paced import steady
+from target_heads import TARGET, head_folder
 from text_backends import byte_level
 
 DRAFTS = ["grammar", "ngram,min=1", "suffix", "lookahead", "prediction", "ngram,min=1+suffix+grammar"]
@@ -260,3 +265,32 @@ def test_random_schemas_are_followed(schema: dict[str, Any], draft: str, seed: i
     assert done.finish_reason == "stop"
     assert fits(json.loads(done.text), schema), done.text
     assert texts_of([done]) == texts_of([plain])
+
+
+def test_trees_of_heads_grow_in_one_call_and_again_where_the_grammar_forbids_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = len(tokenizer().vocabulary())
+    target = drafter_folder("llama", tmp_path / "target", distance=0.0, **TARGET, vocab_size=size)
+    native = {"head_dim": 16, "intermediate": 64, "vocab_size": size, "draft_vocab_size": size}
+    head = head_folder(tmp_path, "eagle3-full", **native)
+    model = load_model(target, dtype="float32", kernels="native")
+    params = SamplingParams(max_tokens=60, seed=5, temperature=0.8, regex="[a-z ]{20,40}(, [0-9]{1,3}){4,8}")
+    (plain,) = LLM(model, "none", tokenizer=tokenizer()).generate([PROMPT], params)
+    grown, levels = [], []
+    is_forbidden, choose = GrowingTree.is_forbidden, TreeBuilder._choose
+
+    def noted(tree: GrowingTree) -> bool:
+        grown.append(tree)
+        return is_forbidden.__get__(tree)
+
+    def chosen(builder: TreeBuilder, *args: Any) -> None:
+        levels.append(builder)
+        choose(builder, *args)
+
+    monkeypatch.setattr(GrowingTree, "is_forbidden", property(noted))
+    monkeypatch.setattr(TreeBuilder, "_choose", chosen)
+    (done,) = LLM(model, f"head:{head}", plan="fixed", tokenizer=tokenizer()).generate([PROMPT], params)
+    assert texts_of([done]) == texts_of([plain])
+    assert len(grown) > 3, "in one call"
+    assert levels, "level by level, where the grammar forbids the tree"

@@ -277,6 +277,13 @@ class GrowingTree:
         else:
             heapq.heappushpop(self.leaders, self.scores[-1])
 
+    @property
+    def is_forbidden(self) -> bool:
+        """Whether a grammar forbids all children of the root."""
+        guide, history = self.state.view.controls.guide, self.state.view.history
+        firsts = [[token] for token, parent in zip(self.tokens, self.parents, strict=True) if parent == ROOT]
+        return guide is not None and all(after is None for after in guide.allowed(history, firsts))
+
     def score_of(self, node: int) -> float:
         """Return the cumulative score; 0 for the root."""
         return 0.0 if node == ROOT else self.scores[node]
@@ -355,12 +362,14 @@ class TreeBuilder:
             for g, tree in zip(active, trees, strict=True):
                 g.tokens, g.parents, g.scores = tree.tokens, tree.parents, tree.scores
                 g.state.fed = {node: place for node, place in enumerate(tree.read) if place >= 0}
-        else:
-            with torch.inference_mode():
-                for level, width in enumerate(self._shape.widths):
-                    if not (active := [g for g in active if g.frontier and level < g.budget.depth]):
-                        break
-                    self._choose(active, self._feed(active, level), width)
+            active = [g for g in active if g.is_forbidden]
+            for g in active:
+                g.tokens, g.parents, g.scores, g.state.fed = [], [], [], {}
+        with torch.inference_mode():
+            for level, width in enumerate(self._shape.widths):
+                if not (active := [g for g in active if g.frontier and level < g.budget.depth]):
+                    break
+                self._choose(active, self._feed(active, level), width)
         return [self._tree(g) for g in growing]
 
     def _noise(self, state: Stepped) -> Noise:
@@ -368,13 +377,16 @@ class TreeBuilder:
         return noise if self._shares_noise else noise.stream("draft", len(state.view.history), *self._salts)
 
     def _is_one_call(self, active: Sequence[GrowingTree]) -> bool:
-        """Return whether the stepper may grow all levels itself: children depend on no token before them."""
+        """Return whether the stepper may grow all levels itself: children depend on no token before them.
+
+        A grammar is ignored then, and what it forbids is cut later; where that is all, the levels grow again with it.
+        """
         return (
             self._draw is Draw.FREE
             and self._shape.num_extended is None
             and self._corrector is None
             and (self._calibration is not None or not self._asks_confidence(active))
-            and not any(g.state.view.controls.processors for g in active)
+            and all(len(c.processors) == (c.guide is not None) for c in (g.state.view.controls for g in active))
         )
 
     def _search_of(self, g: GrowingTree) -> TreeSearch:

@@ -326,7 +326,8 @@ class ModelStepper(Stepper[SteppedSequence]):
         searches: Sequence[TreeSearch],
     ) -> list[FoundTree] | None:
         """Read the unread tokens of every sequence, and grow trees in the same pass; nodes that are read stay."""
-        if not self._reader.is_same:
+        # where a grammar forbids a tree, the last token is read again, which for a recurrent model is the whole text
+        if not self._reader.is_same or any(state.view.controls.guide is not None for state in states):
             return None
         pending = [self._pending(state, count) for state, count in zip(states, ahead, strict=True)]
         jobs = [self._job(state, row, wants_logits=True) for state, row in zip(states, pending, strict=True)]
