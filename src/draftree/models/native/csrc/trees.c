@@ -2,9 +2,6 @@
  * follow, in one call. Between two passes no other code runs, so that its instructions and data
  * stay in the caches.
  */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
