@@ -219,11 +219,10 @@ class AutoCandidate:
     def require_fit(self, loaded: LoadedModel, parse: Callable[[str], Sequence[Spec]]) -> None:
         """Read its heads, whose files may be damaged or for another model; raises if one cannot be used.
 
-        Those of this package are not read, nor those of candidates that it is merged with, nor any for a target without
-        a folder.
+        Those of this package are not read, nor those of candidates that it is merged with.
         """
         model = loaded.model
-        if loaded.folder is None or is_remote(loaded.name):
+        if is_remote(loaded.name):
             return
         for spec in parse(self.rival or self.draft):
             folder = Path(spec.argument or "")
@@ -231,7 +230,9 @@ class AutoCandidate:
                 continue
             if self.found is not None:
                 _require_recipe(folder, model.fingerprint)
-            require_head(folder, _target_of(loaded), vocab_size=model.vocab_size, num_layers=model.num_layers)
+            # a model that was loaded elsewhere has no folder
+            width = model.output_head().shape[1] if loaded.folder is None else _target_of(loaded).shape.hidden_size
+            require_head(folder, width=width, vocab_size=model.vocab_size, num_layers=model.num_layers)
 
 
 def auto_candidates(loaded: LoadedModel) -> tuple[Iterator[AutoCandidate], list[str]]:

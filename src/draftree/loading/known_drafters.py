@@ -649,13 +649,13 @@ def head_reason(folder: Path, target: Target) -> str | None:
     return None
 
 
-def require_head(folder: Path, target: Target, *, vocab_size: int, num_layers: int) -> None:
+def require_head(folder: Path, *, width: int | None, vocab_size: int, num_layers: int) -> None:
     """Read a head completely, and run its layer once if it is one of MTP, all on the CPU.
 
     Args:
         folder: the head's.
-        target: the model that it would draft for.
-        vocab_size: number of rows of the loaded model's output head.
+        width: that of the target's hidden states; None if it is unknown.
+        vocab_size: number of rows of its output head.
         num_layers: number of its layers.
 
     Raises:
@@ -668,7 +668,7 @@ def require_head(folder: Path, target: Target, *, vocab_size: int, num_layers: i
     from draftree.models.base import EmbeddingFacts
 
     head = read_head(folder)
-    hidden = target.shape.hidden_size or head.config.target_hidden
+    hidden = width or head.config.target_hidden
     dtype = next(head.parameters()).dtype
     # rows of zeros that take no memory
     rows = torch.zeros(1, hidden, dtype=dtype).expand(vocab_size, -1)

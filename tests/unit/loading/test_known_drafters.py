@@ -572,6 +572,26 @@ def test_a_damaged_head_that_was_trained_or_measured_here_is_left_out(
     assert llm.draft_note.count("missing: fc.weight") == 1
 
 
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({}, ""),
+        ({"vocab_size": 100}, "a vocabulary of 100, and this one has 96"),
+        ({"target_hidden": 32, "hidden": 32}, "hidden states of 32, and this one has 64"),
+        ({"features": (1, 2, 7)}, "hidden states of layer 7, but 'LlamaForCausalLM' has 4 layers"),
+    ],
+)
+def test_a_head_for_a_model_without_a_folder_is_checked(
+    values: dict[str, Any], reason: str, target: Path, tmp_path: Path
+) -> None:
+    model = load_model(AutoModelForCausalLM.from_pretrained(target))
+    head = head_folder(tmp_path / "heads", "eagle3", **values)
+    keep_trained(model.model.fingerprint, TrainedHead(str(head), 2.0))
+    llm = LLM(model)
+    assert llm.drafts == ("suffix" if reason else f"head:{head}+suffix",)
+    assert reason in llm.draft_note
+
+
 @pytest.mark.parametrize("kind", ["drafters", "tuned", "heads"])
 def test_auto_starts_without_a_damaged_file_of_the_user(
     kind: str, target: Path, caplog: pytest.LogCaptureFixture
