@@ -261,9 +261,14 @@ def describe_target(name: str, folder: Path | None = None) -> Target:
         return _described_file(name, file)
     path = expanded(name)
     is_local = name not in CATALOGUE and bool(name.strip()) and path.is_dir()
+    if folder is None and is_local and not (path / CONFIG).is_file():
+        raise ModelNotFoundError(
+            f"there is no model in '{name}', which has no {CONFIG}: check the path; {WAYS_TO_NAME}"
+        )
     if folder is None:
         folder = path if is_local else _folder_of(name)
-    if folder is None and name not in CATALOGUE and (path.is_file() or not HUB_ID.fullmatch(name)):
+    is_path = path.is_file() or name.lower().endswith(".gguf") or not HUB_ID.fullmatch(name)
+    if folder is None and name not in CATALOGUE and is_path:
         raise ModelNotFoundError(f"there is no model '{name}': check the path; {WAYS_TO_NAME}")
     ids: dict[str, str] = {} if is_local else {name: "id"}
     if folder is None:
@@ -563,7 +568,10 @@ def _head_kind(settings: Mapping[str, Any]) -> str | None:
 def _folder_heads(place: Path, where: str, target: Target) -> Iterator[FoundDrafter]:
     """Yield the heads in the folders of a place."""
     for folder in _folders_in(place):
-        kind = _head_kind(_settings(folder))
+        settings = _settings(folder)
+        kind = _head_kind(settings)
+        if not settings and (target.place is None or place != target.place.absolute().parent):
+            kind = "head"  # its configuration is damaged, and only heads are in such places
         if kind is not None and folder != target.place:
             reason = head_reason(folder, target)
             if reason is None:

@@ -259,6 +259,22 @@ def test_what_cannot_be_a_model_is_refused(name: str) -> None:
 # What is on this machine
 
 
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"has no config\.json"):
+        describe_target(str(tmp_path))
+    with pytest.raises(ModelNotFoundError, match="there is no model 'absent"):
+        describe_target("absent.gguf")
+
+
+def test_a_head_with_a_damaged_configuration_is_listed(target: Path, tmp_path: Path) -> None:
+    for place in (target / "inside", target.parent / "beside"):
+        shutil.copytree(head_folder(tmp_path / "heads"), place)
+        (place / "config.json").write_text('{"speculators_model_type": ')
+    found = one(found_for(target))  # a damaged folder beside the model may be that of another model
+    assert found.place == target / "inside"
+    assert "config.json" in str(found.reason)
+
+
 def test_the_snapshot_of_a_repository_follows_its_reference(places: Path, target: Path) -> None:
     assert snapshot_of("maker/tiny") is None
     old = put_in_hub(places, "maker/tiny", target, commit="0ld", ref=None)
