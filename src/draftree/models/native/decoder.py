@@ -16,7 +16,6 @@ from draftree.models.kv.slots import KVMemory, KVSlot, LayerRange, RangeOutput
 from draftree.models.native.blueprint import Blueprint, RopeTables
 from draftree.models.native.library import (
     FORMATS,
-    LANES,
     MASK,
     LogitBuffer,
     LogitBufferPool,
@@ -27,7 +26,6 @@ from draftree.models.native.library import (
 )
 from draftree.models.native.logits import NativeLogits, num_compared
 from draftree.models.native.packed import PackedSource, PackedWeights, read_bytes
-from draftree.models.native.packing import unpack
 from draftree.models.native.shares import Share, ShareWeights
 from draftree.models.native.states import NativeStates, StepPlan
 from draftree.models.native.structures import CPass, CTrees, product_of
@@ -364,29 +362,18 @@ class NativeDecoder:
         """Return the embedding as passes use it, shape (vocab, hidden); of a share, the rows of its tokens."""
         lookup = self.packed.decoder.lookup
         if lookup.weight is not None:
-            return self.library.groups.unpack(lookup, self._num_tokens).to(dtype or self.dtype)
+            return self.library.unpack(lookup, self._num_tokens).to(dtype or self.dtype)
         separate = self.packed.at(self.packed.decoder.embedding)
         return self.output_head(dtype) if separate is None else separate
 
     def output_head(self, dtype: torch.dtype | None = None) -> Tensor:
         """Return the head as passes use it, shape (vocab, hidden), as a new tensor; of a share, its tokens' rows."""
-        head, dtype = self.packed.decoder.head, dtype or self.dtype
-        if head.format == FORMATS["grouped"]:
-            return self.library.groups.unpack(head, self._num_tokens).to(dtype)
-        packed = self.packed.at(head.weight)
-        assert packed is not None, "a decoder has a head"
-        scales = self.packed.at(head.scale)
-        return unpack(packed, self._format, inputs=head.inputs, outputs=self._num_tokens, scales=scales).to(dtype)
+        return self.library.unpack(self.packed.decoder.head, self._num_tokens).to(dtype or self.dtype)
 
     def product_weight(self, layer: int, name: str, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor | None]:
         """Return weight and bias of a product as packed: (outputs, inputs), gate and up in turns of 16 rows."""
-        linear, dtype = product_of(self.packed.layers[layer], name), dtype or self.dtype
-        if linear.format == FORMATS["grouped"]:
-            return self.library.groups.unpack(linear, linear.outputs).to(dtype), self.packed.at(linear.bias)
-        blocks, scales = self.packed.product(layer, name)
-        outputs = -(-linear.outputs // LANES) * LANES
-        weight = unpack(blocks, linear.format, inputs=linear.inputs, outputs=outputs, scales=scales)
-        return weight[: linear.outputs].to(dtype), self.packed.at(linear.bias)
+        linear = product_of(self.packed.layers[layer], name)
+        return self.library.unpack(linear, linear.outputs).to(dtype or self.dtype), self.packed.at(linear.bias)
 
     def small_weight(self, layer: int | None, name: str) -> Tensor:
         """Return a norm of a layer, or of the whole model for None, float32."""
@@ -411,7 +398,7 @@ class NativeDecoder:
             plan.logit_scale,
             soft_cap=plan.logit_cap,
             bias=None if bias is None else bias[: self._num_tokens],
-            is_tied=decoder.lookup.weight is None and decoder.embedding is None,
+            is_tied=decoder.lookup.weight == decoder.head.weight,
         )
 
     def run(

@@ -89,12 +89,6 @@ class GroupFunctions:
             is_half = int(source.dtype == torch.bfloat16)
             self._library.draftree_quantize(source.data_ptr(), is_half, source.shape[0], inputs, *places)
 
-    def unpack(self, linear: CLinear, outputs: int) -> Tensor:
-        """Return the first outputs of a product as the pass uses them, shape (outputs, inputs), float32."""
-        weight = torch.empty(outputs, linear.inputs)
-        self._library.draftree_unpack_groups(ctypes.byref(linear), 0, outputs, weight.data_ptr())
-        return weight
-
 
 def lookup_of(plan: Blueprint) -> LinearBlueprint:
     return LinearBlueprint(plan.embedding, None, plan.hidden, max(plan.vocab, plan.head.outputs))
@@ -180,10 +174,13 @@ FUNCTIONS: Mapping[str, tuple[Sequence[Any], Any]] = MappingProxyType(
         ),
         "correct": ((_pointer, _pointer, _size, _pointer, _size), None),
         "learn": ((_pointer, _pointer, _size, _pointer, _pointer, _pointer, _size, _float), None),
+        "measure_blocks": ((_pointer, _size, _size, _size, _pointer, _pointer), None),
+        "compact_blocks": ((_pointer, _size, _size, _size, _pointer, _pointer), ctypes.c_int),
+        "product_bytes": ((ctypes.POINTER(CLinear),), _size),
+        "unpack": ((ctypes.POINTER(CLinear), _size, _size, _pointer), None),
         "group_bytes": ((_size, _size), _size),
         "quantize": ((_pointer, _size, _size, _size, _pointer, _pointer), None),
         "pack_blocks": ((_pointer, _size, _pointer, _size, _size, _pointer, _pointer), None),
-        "unpack_groups": ((ctypes.POINTER(CLinear), _size, _size, _pointer), None),
     }
 )
 """Arguments and results of the functions, whose names begin with "draftree_"."""
@@ -263,6 +260,7 @@ class Library:
         require_same_layout(layout, (*STRUCTURES, CSearch), constants | {"NUM_KINDS": len(KINDS)})
         self.rows_of_chunk = layout["-", "ATTENTION_ROWS"][1]
         self.max_count = layout["-", "MAX_COUNT"][1]
+        self.has_tiles = bool(layout["-", "AMX"][1])
         if not self._library.draftree_ready():
             raise TilesRefusedError("the system does not let this process use the processor's matrix tiles")
 
@@ -289,6 +287,27 @@ class Library:
         source = FORMATS["bfloat16" if weight.dtype == torch.bfloat16 else "float32"]
         place = (weight.data_ptr(), source, *weight.shape, packed.data_ptr(), kind, first, step)
         self._library.draftree_pack(*place, address(scales), address(sums))
+
+    def product_bytes(self, linear: CLinear) -> int:
+        """Return the size of a packed product in bytes, with the scales of groups; 0 for an empty one."""
+        return int(self._library.draftree_product_bytes(ctypes.byref(linear)))
+
+    def unpack(self, linear: CLinear, outputs: int) -> Tensor:
+        """Return the first outputs of a product as passes use them, shape (outputs, inputs), float32."""
+        weight = torch.empty(outputs, linear.inputs)
+        self._library.draftree_unpack(ctypes.byref(linear), 0, outputs, weight.data_ptr())
+        return weight
+
+    def measure_blocks(self, packed: Tensor, inputs: int, first: int, end: int, lowest: Tensor, counts: Tensor) -> None:
+        """Find the lowest exponents of outputs and the number of exceptions of packed blocks in bfloat16."""
+        place = packed.data_ptr(), inputs, first, end
+        self._library.draftree_measure_blocks(*place, lowest.data_ptr(), counts.data_ptr())
+
+    def compact_blocks(self, packed: Tensor, inputs: int, first: int, end: int, lowest: Tensor, table: Tensor) -> None:
+        """Write packed blocks in 12 bits over themselves, one after the other, and their exceptions into `table`."""
+        place = packed.data_ptr(), inputs, first, end
+        if self._library.draftree_compact_blocks(*place, lowest.data_ptr(), table.data_ptr()):
+            raise MemoryError(f"no memory for {inputs} inputs of two blocks")
 
     def run(self, decoder: CDecoder, run: CPass) -> None:
         if self._library.draftree_pass(ctypes.byref(decoder), ctypes.byref(run)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -24,7 +23,7 @@ from draftree.models.native.blueprint import (
     Recurrence,
     filled_up,
 )
-from draftree.models.native.library import FORMATS, KIND_BITS, LANES, Library, address, lookup_of
+from draftree.models.native.library import FORMATS, LANES, Library, address, lookup_of
 from draftree.models.native.packing import Packer, bytes_needed
 from draftree.models.native.shares import Share
 from draftree.models.native.structures import (
@@ -37,10 +36,8 @@ from draftree.models.native.structures import (
     CRecurrence,
     expert_products,
     latents_of,
-    product_of,
 )
 from draftree.models.native.weights import Weights
-from draftree.weights.gguf_file import KINDS
 
 
 def packed_experts(
@@ -94,10 +91,6 @@ class PackedSource(Protocol):
 
     def at(self, place: int | None) -> Tensor | None:
         """Return the tensor at an address; None for no address."""
-        ...
-
-    def product(self, layer: int, name: str) -> tuple[Tensor, Tensor | None]:
-        """Return the packed blocks of a layer's product, and the scales of int8 blocks."""
         ...
 
 
@@ -201,12 +194,6 @@ class PackedWeights:
             return None
         return next(tensor for tensor in (*self._kept, *self._lent) if tensor.data_ptr() == place)
 
-    def product(self, layer: int, name: str) -> tuple[Tensor, Tensor | None]:
-        linear = product_of(self.layers[layer], name)
-        blocks = self.at(linear.weight)
-        assert blocks is not None, "a layer has all products"
-        return blocks, self.at(linear.scale)
-
     def _pack(self) -> CDecoder:
         plan, share = self._blueprint, self._share
         # a tied embedding is read from the packed head if that keeps its bits, or groups have a lookup of their own
@@ -220,7 +207,7 @@ class PackedWeights:
         if packs_lookup:
             lookup = self._linear([lookup_of(plan)], is_head=True, first_output=first)
         head = self._linear([plan.head], is_head=True, first_output=first)
-        if self._is_grouped and plan.is_tied:
+        if tied:
             lookup = head
         start: dict[str, Any] = {}
         if plan.projection is not None:
@@ -386,6 +373,9 @@ class PackedWeights:
 
     def _keep(self, tensor: Tensor) -> Tensor:
         self._kept.append(tensor)
+        end = tensor.data_ptr() + tensor.numel() * tensor.element_size() - self.arena.data_ptr()
+        if self.used_bytes < end <= len(self.arena):
+            self.used_bytes = -(-end // PAGE) * PAGE
         return tensor
 
     def _norm(self, name: str | None) -> int | None:
@@ -421,9 +411,8 @@ class PackedWeights:
         return packed
 
     def _room(self, num_bytes: int) -> Tensor:
-        start = self.used_bytes
-        self.used_bytes += -(-num_bytes // PAGE) * PAGE
-        return self.arena[start : start + num_bytes]
+        """Return the next bytes of the arena, which are in use from when they are kept."""
+        return self.arena[self.used_bytes : self.used_bytes + num_bytes]
 
 
 def read_bytes(library: Library, decoder: CDecoder) -> int:
@@ -432,7 +421,7 @@ def read_bytes(library: Library, decoder: CDecoder) -> int:
     Of the experts of a layer, these are as many as a row uses, the smallest ones, and the shared one. Embedding, norms,
     biases and scales of int8 outputs are not counted.
     """
-    total = sum(product_bytes(library, product) for product in (decoder.head, decoder.projection, decoder.fusion))
+    total = sum(library.product_bytes(product) for product in (decoder.head, decoder.projection, decoder.fusion))
     for layer in decoder.layers[: decoder.num_layers]:
         products = [layer.qkv, layer.output, layer.source_query, layer.source_output]
         products += [latent.product for latent in latents_of(layer)]
@@ -441,17 +430,8 @@ def read_bytes(library: Library, decoder: CDecoder) -> int:
         else:
             experts = CExperts.from_address(layer.experts)
             both = zip(expert_products(experts, "gate_up"), expert_products(experts, "down"), strict=True)
-            sizes = [product_bytes(library, first) + product_bytes(library, last) for first, last in both]
+            sizes = [library.product_bytes(first) + library.product_bytes(last) for first, last in both]
             total += sum(sorted(sizes[: experts.count])[: experts.chosen]) + sum(sizes[experts.count :])
             products.append(experts.router)
-        total += sum(product_bytes(library, product) for product in products)
+        total += sum(library.product_bytes(product) for product in products)
     return total
-
-
-def product_bytes(library: Library, linear: CLinear) -> int:
-    """Return the size of a packed product in bytes, with the scales of groups; 0 for an empty one."""
-    count = -(-linear.outputs // LANES)
-    if linear.format != FORMATS["grouped"] or not count:
-        return count * library.block_bytes(linear.inputs, linear.format)
-    kinds = Counter(entry % (1 << KIND_BITS) for entry in (ctypes.c_int64 * count).from_address(linear.blocks))
-    return sum(number * library.groups.block_bytes(linear.inputs, KINDS[kind]) for kind, number in kinds.items())

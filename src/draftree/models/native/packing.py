@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -29,6 +30,7 @@ from draftree.models.native.structures import CLinear
 from draftree.models.native.weights import Weights
 
 PACK_ROWS = 256  # number of outputs per packing task
+MOST_EXCEPTIONS = 1e-3  # largest share of weights that have no code of 12 bits, each of which takes longer than a code
 
 
 def arranged(parameter: Tensor, linear: LinearBlueprint, *, head_dim: int) -> Tensor:
@@ -86,8 +88,8 @@ class Packer:
     weights: Weights
     dtype: torch.dtype  # to which weights without blocks are rounded first
     head_dim: int
-    room: Callable[[int], Tensor]  # returns memory for a product of this size in bytes
-    keep: Callable[[Tensor], Tensor]  # keeps a tensor as long as the decoder
+    room: Callable[[int], Tensor]  # returns free memory for a product of this size in bytes
+    keep: Callable[[Tensor], Tensor]  # keeps a tensor, and the memory of a product, as long as the decoder
     pool: Executor  # runs packing tasks
 
     def pack(
@@ -112,7 +114,7 @@ class Packer:
             return self._grouped(linears, in_turns=in_turns, is_head=is_head, first_output=first_output)
         inputs, outputs = linears[0].inputs, sum(linear.outputs for linear in linears)
         blocks = sum(-(-linear.outputs // LANES) for linear in linears) if not is_one else -(-outputs // LANES)
-        packed = self.keep(self.room(blocks * self.library.block_bytes(inputs, kind)))
+        packed = self.room(blocks * self.library.block_bytes(inputs, kind))
         is_int8 = kind == FORMATS["int8"]
         scales = self.keep(torch.zeros(blocks * LANES)) if is_int8 else None
         sums = self.keep(torch.zeros(blocks * LANES, dtype=torch.int32)) if is_int8 else None
@@ -134,8 +136,37 @@ class Packer:
             first += weight.shape[0] // LANES
         pack = partial(self.library.pack, packed=packed, kind=kind, step=step, scales=scales, sums=sums)
         list(self.pool.map(lambda piece: pack(piece[0].to(self.dtype), first=piece[1]), pieces))
-        beside = (address(scales), address(sums), address(bias), None)
-        return CLinear(packed.data_ptr(), *beside, inputs, outputs, kind, first_output)
+        table = None
+        if kind == FORMATS["bfloat16"]:
+            packed, sums, table = self._compact(packed, inputs, blocks)
+        beside = (address(scales), address(sums), address(bias), address(table))
+        return CLinear(self.keep(packed).data_ptr(), *beside, inputs, outputs, kind, first_output)
+
+    def _compact(self, packed: Tensor, inputs: int, blocks: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return packed blocks in bfloat16 in 12 bits, in their own memory, with lowest exponents and exceptions.
+
+        They stay as they are, and the others are None, if too many weights are exceptions, or if the processor has
+        matrix tiles: it would restore weights again for every 32 rows of a prompt.
+        """
+        lowest = torch.empty(blocks * LANES, dtype=torch.int32)
+        counts = torch.empty(blocks, dtype=torch.int64)
+        pieces = [(first, min(first + PACK_ROWS // LANES, blocks)) for first in range(0, blocks, PACK_ROWS // LANES)]
+        measure = partial(self.library.measure_blocks, packed, inputs)
+        if self.library.has_tiles:
+            return packed, None, None
+        list(self.pool.map(lambda piece: measure(*piece, lowest, counts), pieces))
+        if (exceptions := int(counts.sum())) > len(packed) // 2 * MOST_EXCEPTIONS:
+            return packed, None, None
+        table = torch.empty(blocks + 1 + exceptions, dtype=torch.int64)
+        table[0] = blocks + 1
+        table[1 : blocks + 1] = blocks + 1 + counts.cumsum(0)
+        compact = partial(self.library.compact_blocks, packed, inputs)
+        list(self.pool.map(lambda piece: compact(*piece, lowest, table), pieces))
+        size = len(packed) // blocks
+        for first, end in pieces:
+            to, source = packed.data_ptr() + first * size * 3 // 4, packed.data_ptr() + first * size
+            ctypes.memmove(to, source, (end - first) * size * 3 // 4)
+        return packed[: len(packed) * 3 // 4], self.keep(lowest), self.keep(table)
 
     def _joint(self, linears: Sequence[LinearBlueprint], kind: int, *, first_output: int) -> CLinear:
         whole = LinearBlueprint(linears[0].weight, None, sum(part.inputs for part in linears), linears[0].outputs)
@@ -249,21 +280,3 @@ def _filled_up(weight: Tensor) -> Tensor:
 
 def _part(source: Tensor | RowBlocks, first: int, end: int) -> Tensor | RowBlocks:
     return source.part(first, end) if isinstance(source, RowBlocks) else source[first:end]
-
-
-UNITS = {FORMATS["bfloat16"]: (16, 2), FORMATS["int8"]: (16, 4)}
-"""Groups of inputs in a unit of a block, and inputs in a group; the 16 outputs lie between them."""
-TYPES = {FORMATS["float32"]: torch.float32, FORMATS["bfloat16"]: torch.bfloat16, FORMATS["int8"]: torch.int8}
-
-
-def unpack(packed: Tensor, kind: int, *, inputs: int, outputs: int, scales: Tensor | None) -> Tensor:
-    """Return a packed weight, shape (outputs, inputs): the same bits, or of int8 the product with its scales."""
-    numbers = packed.view(TYPES[kind])
-    blocks = -(-outputs // LANES)
-    if kind == FORMATS["float32"]:
-        rows = numbers.reshape(blocks, inputs, LANES).transpose(1, 2)
-    else:
-        groups, size = UNITS[kind]
-        rows = numbers.reshape(blocks, -1, groups, LANES, size).permute(0, 3, 1, 2, 4)
-    weight = rows.reshape(blocks * LANES, -1)[:outputs, :inputs]
-    return weight.contiguous() if scales is None else weight.float() * scales[:outputs, None]

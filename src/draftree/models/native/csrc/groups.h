@@ -161,7 +161,7 @@ INLINE int code_at(const char *codes, int kind, int input, int64_t lane) {
 }
 
 /* writes the weights of one output */
-static void unpack_output(const Linear *linear, int64_t output, float *to) {
+static void unpack_groups_of(const Linear *linear, int64_t output, float *to) {
     const int kind = kind_of_block(linear, output / LANES);
     const int64_t lane = output % LANES, inputs = linear->inputs;
     for (int64_t at = 0; at < inputs; at += GROUP_INPUTS) {

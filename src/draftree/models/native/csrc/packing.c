@@ -1,16 +1,32 @@
 /* Packs weights into blocks of 16 outputs; structures.h describes the layout. */
 #include <math.h>
 #include <string.h>
-#include "structures.h"
+#include "unpacking.h"
 
 int64_t draftree_block_bytes(int64_t inputs, int64_t format) { return block_bytes(inputs, format); }
 
+/* the size of a product's blocks, with what lies beside them in `blocks` */
+int64_t draftree_product_bytes(const Linear *linear) {
+    const int64_t blocks = blocks_of(linear->outputs, LANES);
+    int64_t bytes = 0;
+    if (linear->format != GROUPED)
+        return blocks == 0 ? 0
+               : blocks * stored_bytes(linear) +
+                     (is_compact(linear) ? 8 * linear->blocks[blocks] : 0);
+    for (int64_t block = 0; block < blocks; block++)
+        bytes += group_block_bytes(linear->inputs, kind_of_block(linear, block));
+    return bytes;
+}
+
+/* writes `rows` outputs from `first` on, in float32 */
+void draftree_unpack(const Linear *linear, int64_t first, int64_t rows, float *to) {
+    for (int64_t row = 0; row < rows; row++)
+        unpack_output(linear, first + row, to + row * linear->inputs);
+}
+
 INLINE float element(const void *weight, int64_t at, int64_t format) {
     if (format == FLOAT32) return ((const float *)weight)[at];
-    uint32_t bits = (uint32_t)((const uint16_t *)weight)[at] << 16;
-    float value;
-    memcpy(&value, &bits, 4);
-    return value;
+    return half_to_float(((const uint16_t *)weight)[at]);
 }
 
 /* Packs the rows of `weight`, one for each output, in format `from`. Block i of them becomes block

@@ -5,12 +5,6 @@ int64_t draftree_group_bytes(int64_t inputs, int64_t kind) {
     return kind < 0 || kind >= NUM_KINDS ? -1 : group_block_bytes(inputs, (int)kind);
 }
 
-/* writes `rows` outputs from `first` on, in float32 */
-void draftree_unpack_groups(const Linear *linear, int64_t first, int64_t rows, float *to) {
-    for (int64_t row = 0; row < rows; row++)
-        unpack_output(linear, first + row, to + row * linear->inputs);
-}
-
 static uint16_t bits16(const uint8_t *at) { return (uint16_t)(at[0] | at[1] << 8); }
 
 /* Blocks of 32 weights of a GGUF file. */

@@ -3,9 +3,7 @@
 #pragma once
 
 INLINE void add_int8(Piece piece, int num_rows, int count) {
-    const int64_t units = blocks_of(piece.linear->inputs, 64),
-                  first = piece.from / BYTES_OF_GROUP, end = blocks_of(piece.to, BYTES_OF_GROUP);
-    const char *weight = (const char *)piece.linear->weight + piece.block * units * 1024;
+    const int64_t first = piece.from / BYTES_OF_GROUP, end = blocks_of(piece.to, BYTES_OF_GROUP);
     const ByteGroup *input[MOST_ROWS];
     EACH_ROW(r) input[r] = byte_groups(piece.work, piece.row + r, piece.linear->inputs);
     START_PREFETCH;
@@ -17,9 +15,9 @@ INLINE void add_int8(Piece piece, int num_rows, int count) {
         UNROLLED for (int quad = 0; quad < BYTES_OF_GROUP / 4; quad++) {
             const int64_t at = group * 512 + quad * 64;
             part_i w[GROUP * PARTS];
-            PREFETCH(units * 1024, quad);
+            PREFETCH(quad);
             EACH_PART(i) /* signed bytes become unsigned, 128 larger */
-                w[i] = load_part(weight + i / PARTS * units * 1024 + at + i % PARTS * WIDTH) ^
+                w[i] = load_part(piece.weight + i / PARTS * piece.stride + at + i % PARTS * WIDTH) ^
                        (part_i)((part_u){0} + 0x80808080u);
             EACH_ROW(r) {
                 const part_i a = broadcast_part((const char *)input[r][group].bytes + quad * 4);

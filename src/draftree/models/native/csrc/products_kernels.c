@@ -2,7 +2,8 @@
 #include "products_kernels.h"
 
 /* Kernels have constant numbers of rows and blocks. */
-enum { SUMS_OF_add_float32 = 1, SUMS_OF_add_bfloat16 = 1, SUMS_OF_add_int8 = SUMS_OF_ROW };
+enum { SUMS_OF_add_float32 = 1, SUMS_OF_add_bfloat16 = 1, SUMS_OF_add_compact = 1,
+       SUMS_OF_add_int8 = SUMS_OF_ROW };
 #define CASE(add, rows, blocks) \
     case rows: \
         if ((rows) * (blocks) * PARTS * SUMS_OF_##add <= SUMS_AT_ONCE) add(piece, rows, blocks); \
@@ -27,12 +28,27 @@ enum { SUMS_OF_add_float32 = 1, SUMS_OF_add_bfloat16 = 1, SUMS_OF_add_int8 = SUM
     }
 BY_SHAPE(add_rows_float32, add_float32)
 BY_SHAPE(add_rows_bfloat16, add_bfloat16)
+BY_SHAPE(add_rows_compact, add_compact)
 BY_SHAPE(add_rows_int8, add_int8)
 
 void add_rows(Piece piece, int num_rows, int count) {
-    switch (piece.linear->format) {
+    if (piece.exceptions != NULL) add_rows_compact(piece, num_rows, count);
+    else switch (piece.linear->format) {
     case FLOAT32: add_rows_float32(piece, num_rows, count); break;
     case BFLOAT16: add_rows_bfloat16(piece, num_rows, count); break;
     default: add_rows_int8(piece, num_rows, count);
+    }
+}
+
+void restore(Restored *restored, int64_t from, int64_t to, int64_t stride) {
+    const Linear *linear = restored->linear;
+    const int64_t first = from / 32, end = blocks_of(to, 32);
+    for (int i = 0; i < restored->count; i++) {
+        const int64_t block = restored->block + i;
+        char *lines = restored->lines + i * stride;
+        for (int64_t unit = first; unit < end; unit++)
+            restore_unit(linear, block, unit, lines + (unit - first) * 1024);
+        restored->exception[i] =
+            restore_exceptions(linear, block, restored->exception[i], first, end, lines);
     }
 }

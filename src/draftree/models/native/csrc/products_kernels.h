@@ -3,6 +3,7 @@
  */
 #pragma once
 #include "byte_groups.h"
+#include "compact.h"
 #include "finishing.h"
 
 enum {
@@ -18,10 +19,16 @@ typedef union {
 typedef struct {
     const Work *work;
     const Linear *linear;
-    int64_t row, block, from, to; /* inputs from `from` to `to` */
+    int64_t row, from, to; /* inputs from `from` to `to` */
+    const char *weight;    /* of the first block, from its first input on */
+    int64_t stride;        /* from a block to the next one in bytes */
     Sums *partial_sums;           /* of the rows from `row` on */
     int first_part;               /* place of the first block in these sums */
-    const char *next, *next_end;  /* lines to prefetch of the first block; in the others as far on */
+    const char *next, *next_end;  /* lines to prefetch of the first stream; in the others as far on */
+    int64_t streams, stream_stride;
+    int64_t block;       /* of weights in 12 bits: the first block, */
+    int64_t *exceptions; /* and the next exception of each; NULL: they are restored, or have 16 bits */
+    int64_t step;        /* from the lines of a block to its next ones */
     unsigned when;                /* bit s: in step s of STEPS, a line of each block is prefetched */
 } Piece;
 
@@ -33,17 +40,16 @@ typedef struct {
  * no instructions, keep compilers from moving the prefetches of several steps together. */
 #define START_PREFETCH const char *next = piece.next
 #define RENEW_PREFETCH const unsigned when = next < piece.next_end ? piece.when : 0
-#define PREFETCH(stride, step) \
+#define PREFETCH(step) \
     atomic_signal_fence(memory_order_seq_cst); \
     if (when >> (step) & 1) { \
-        for (int i = 0; i < count; i++) prefetch_once(next + i * (stride)); \
+        for (int i = 0; i < piece.streams; i++) prefetch_once(next + i * piece.stream_stride); \
         next += 64; \
     } \
     atomic_signal_fence(memory_order_seq_cst)
 
 INLINE void add_float32(Piece piece, int num_rows, int count) {
     const int64_t inputs = piece.linear->inputs;
-    const float *weight = (const float *)piece.linear->weight + piece.block * inputs * LANES;
     const float *input = (const float *)piece.work->inputs + piece.row * inputs;
     part_f sums[SUMS_AT_ONCE];
     EACH_ROW(r)
@@ -54,10 +60,10 @@ INLINE void add_float32(Piece piece, int num_rows, int count) {
         for (int step = 0; step < STEPS; step++) {
             const int64_t k = unit + step;
             part_f w[GROUP * PARTS];
-            PREFETCH(inputs * 64, step);
+            PREFETCH(step);
             EACH_PART(i)
-                w[i] = *(const part_f_loose *)(weight + (i / PARTS * inputs + k) * LANES +
-                                               i % PARTS * PART_LANES);
+                w[i] = *(const part_f_loose *)(piece.weight + i / PARTS * piece.stride + k * 64 +
+                                               i % PARTS * WIDTH);
             EACH_ROW(r) {
                 const part_f a = splat_part(input[r * inputs + k]);
                 EACH_PART(i) sums[PART_OF(r, i)] = fma_part(a, w[i], sums[PART_OF(r, i)]);
@@ -74,22 +80,31 @@ INLINE uint32_t number_at(const char *from) {
     return number;
 }
 
+/* replaces weights by their exceptions, from `exception` on, in parts of four lines from `place` on */
+static __attribute__((noinline)) int64_t replace_exceptions(const Linear *linear, int64_t block,
+                                                            int64_t exception, int64_t place, int part,
+                                                            part_w *lines) {
+    for (int64_t found; (found = next_exception(linear, block, exception)) < place + 128; exception++) {
+        const int64_t word = found - place, at = word % 32 - part;
+        if (at >= 0 && at < WIDTH / 2) lines[word / 32][at] = (uint16_t)linear->blocks[exception];
+    }
+    return exception;
+}
+
 #if WIDE_HALVES
 /* The even or the odd ones of pairs of weights. With many sums there are too few registers to keep
  * pairs, so they are loaded for each. */
-INLINE void load_halves(part_f *to, const char *weight, int64_t units, int count, int is_odd,
+INLINE void load_halves(part_f *to, const char *weight, int64_t stride, int count, int is_odd,
                         int has_many_sums) {
     if (has_many_sums) __asm__("" : "+r"(weight));
     EACH_PART(i) {
-        const part_u both = *(const part_u_loose *)(weight + i / PARTS * units * 1024 +
-                                                    i % PARTS * WIDTH);
+        const part_u both = *(const part_u_loose *)(weight + i / PARTS * stride + i % PARTS * WIDTH);
         to[i] = (part_f)(is_odd ? both & 0xffff0000u : both << 16);
     }
 }
 
 INLINE void add_bfloat16(Piece piece, int num_rows, int count) {
-    const int64_t units = blocks_of(piece.linear->inputs, 32), stride = units * 32;
-    const char *weight = (const char *)piece.linear->weight + piece.block * units * 1024;
+    const int64_t stride = blocks_of(piece.linear->inputs, 32) * 32;
     const float *input = wide_input(piece.work->inputs, piece.row, piece.linear->inputs);
     part_f sums[SUMS_AT_ONCE], w[GROUP * PARTS];
     EACH_ROW(r)
@@ -98,9 +113,9 @@ INLINE void add_bfloat16(Piece piece, int num_rows, int count) {
     for (int64_t unit = piece.from / 32; unit < blocks_of(piece.to, 32); unit++) {
         RENEW_PREFETCH;
         for (int pair = 0; pair < 16; pair++) {
-            PREFETCH(units * 1024, pair % STEPS);
+            PREFETCH(pair % STEPS);
             UNROLLED for (int odd = 0; odd < 2; odd++) {
-                load_halves(w, weight + (unit * 16 + pair) * 64, units, count, odd,
+                load_halves(w, piece.weight + (unit * 16 + pair) * 64, piece.stride, count, odd,
                             num_rows * count > 4);
                 EACH_ROW(r) {
                     const part_f a = splat_part(input[r * stride + unit * 32 + 2 * pair + odd]);
@@ -115,7 +130,6 @@ INLINE void add_bfloat16(Piece piece, int num_rows, int count) {
 #else
 INLINE void add_bfloat16(Piece piece, int num_rows, int count) {
     const int64_t units = blocks_of(piece.linear->inputs, 32);
-    const char *weight = (const char *)piece.linear->weight + piece.block * units * 1024;
     const char *input[MOST_ROWS];
     part_f sums[SUMS_AT_ONCE];
     EACH_ROW(r) input[r] = (const char *)piece.work->inputs + tile_at(piece.row + r, 0, units);
@@ -126,11 +140,10 @@ INLINE void add_bfloat16(Piece piece, int num_rows, int count) {
         RENEW_PREFETCH;
         for (int pair = 0; pair < 16; pair++) {
             part_u w[GROUP * PARTS];
-            PREFETCH(units * 1024, pair % STEPS);
+            PREFETCH(pair % STEPS);
             EACH_PART(i)
-                w[i] = *(const part_u_loose *)(weight +
-                                               ((i / PARTS * units + unit) * 16 + pair) * 64 +
-                                               i % PARTS * WIDTH);
+                w[i] = *(const part_u_loose *)(piece.weight + i / PARTS * piece.stride +
+                                               (unit * 16 + pair) * 64 + i % PARTS * WIDTH);
             EACH_ROW(r) {
                 const part_u both = (part_u){0} + number_at(input[r] + unit * 1024 + pair * 4);
                 EACH_PART(i)
@@ -143,6 +156,73 @@ INLINE void add_bfloat16(Piece piece, int num_rows, int count) {
         EACH_PART(i) piece.partial_sums[r].value[piece.first_part + i] = sums[PART_OF(r, i)];
 }
 #endif
+
+/* the same with weights in 12 bits */
+INLINE void add_compact(Piece piece, int num_rows, int count) {
+    const Linear *linear = piece.linear;
+    const int64_t units = blocks_of(linear->inputs, 32);
+    part_f sums[SUMS_AT_ONCE];
+    int64_t place_of_exception[GROUP]; /* in its block */
+    const char *input[MOST_ROWS];
+#if WIDE_HALVES
+    EACH_ROW(r) input[r] = (const char *)wide_input(piece.work->inputs, piece.row + r, linear->inputs);
+#else
+    EACH_ROW(r) input[r] = (const char *)piece.work->inputs + tile_at(piece.row + r, 0, units);
+#endif
+    for (int i = 0; i < count; i++)
+        place_of_exception[i] = next_exception(linear, piece.block + i, piece.exceptions[i]);
+    EACH_ROW(r)
+        EACH_PART(i) sums[PART_OF(r, i)] = piece.partial_sums[r].value[piece.first_part + i];
+    const char *next = piece.next;
+    for (int64_t four = piece.from / 8; four < blocks_of(piece.to, 32) * 4; four++, next += piece.step) {
+        part_w w[4][GROUP * PARTS];
+        EACH_PART(i) {
+            const int block = i / PARTS, part = i % PARTS;
+            const part_w lowest = *(const part_w_loose *)(linear->sums + (piece.block + block) * LANES +
+                                                          part * PART_LANES);
+            part_w lines[4];
+            if (part == 0) {
+                atomic_signal_fence(memory_order_seq_cst);
+                for (int line = 0; line < FOUR_BYTES; line += 64)
+                    prefetch_once(next + block * FOUR_BYTES + line);
+                atomic_signal_fence(memory_order_seq_cst);
+            }
+            restore_four(piece.weight + four * piece.step + block * FOUR_BYTES + part * WIDTH, lowest, lines);
+            if (__builtin_expect(place_of_exception[block] < (four + 1) * 128, 0)) {
+                part_w replaced[4] = {lines[0], lines[1], lines[2], lines[3]};
+                const int64_t later = replace_exceptions(linear, piece.block + block, piece.exceptions[block],
+                                                         four * 128, part * (WIDTH / 2), replaced);
+                for (int line = 0; line < 4; line++) lines[line] = replaced[line];
+                if (part == PARTS - 1) {
+                    piece.exceptions[block] = later;
+                    place_of_exception[block] = next_exception(linear, piece.block + block, later);
+                }
+            }
+            for (int line = 0; line < 4; line++) w[line][i] = lines[line];
+        }
+        UNROLLED for (int line = 0; line < 4; line++) {
+            const int64_t pair = four * 4 + line;
+            EACH_ROW(r) {
+#if WIDE_HALVES
+                const float *a = (const float *)input[r] + 2 * pair;
+                const part_f even = splat_part(a[0]), odd = splat_part(a[1]);
+                EACH_PART(i) {
+                    part_f *sum = &sums[PART_OF(r, i)];
+                    *sum = fma_part(even, (part_f)((part_u)w[line][i] << 16), *sum);
+                    *sum = fma_part(odd, (part_f)((part_u)w[line][i] & 0xffff0000u), *sum);
+                }
+#else
+                const part_u both = (part_u){0} + number_at(input[r] + pair / 16 * 1024 + pair % 16 * 4);
+                EACH_PART(i)
+                    sums[PART_OF(r, i)] = (part_f)_mm512_dpbf16_ps((__m512)sums[PART_OF(r, i)],
+                                                                   (__m512bh)both, (__m512bh)w[line][i]);
+#endif
+            }
+        }
+    }
+    EACH_ROW(r)
+        EACH_PART(i) piece.partial_sums[r].value[piece.first_part + i] = sums[PART_OF(r, i)];
+}
 
 INLINE part_i load_part(const char *from) { return *(const part_i_loose *)from; }
 
@@ -170,7 +250,6 @@ enum { SUMS_OF_ROW = 2 };
 
 INLINE void add_int8(Piece piece, int num_rows, int count) {
     const int64_t units = blocks_of(piece.linear->inputs, 64);
-    const char *weight = (const char *)piece.linear->weight + piece.block * units * 1024;
     const char *input[MOST_ROWS];
     part_i high[SUMS_AT_ONCE / 2], low[SUMS_AT_ONCE / 2];
     EACH_ROW(r)
@@ -185,9 +264,9 @@ INLINE void add_int8(Piece piece, int num_rows, int count) {
         RENEW_PREFETCH;
         for (int quad = 0; quad < 16; quad++) {
             part_i w[GROUP * PARTS];
-            PREFETCH(units * 1024, quad % STEPS);
+            PREFETCH(quad % STEPS);
             EACH_PART(i)
-                w[i] = load_part(weight + ((i * units + unit) * 16 + quad) * 64);
+                w[i] = load_part(piece.weight + i * piece.stride + (unit * 16 + quad) * 64);
             EACH_ROW(r) {
                 part_i a = broadcast_part(input[r] + unit * 1024 + quad * 4),
                        b = broadcast_part(input[r] + unit * 1024 + 64 + quad * 4);
@@ -223,7 +302,6 @@ INLINE part_i dot_of_pairs(part_i sum, part_i a, part_i w) {
 
 INLINE void add_int8(Piece piece, int num_rows, int count) {
     const int64_t units = blocks_of(piece.linear->inputs, 64);
-    const char *weight = (const char *)piece.linear->weight + piece.block * units * 1024;
     const char *input[MOST_ROWS];
     part_i sums[SUMS_AT_ONCE] = {0};
     EACH_ROW(r)
@@ -233,10 +311,10 @@ INLINE void add_int8(Piece piece, int num_rows, int count) {
         RENEW_PREFETCH;
         for (int quad = 0; quad < 16; quad++) {
             part_s w[GROUP * PARTS];
-            PREFETCH(units * 1024, quad % STEPS);
+            PREFETCH(quad % STEPS);
             EACH_PART(i)
-                w[i] = (part_s)load_part(weight + ((i / PARTS * units + unit) * 16 + quad) * 64 +
-                                         i % PARTS * WIDTH);
+                w[i] = (part_s)load_part(piece.weight + i / PARTS * piece.stride +
+                                         (unit * 16 + quad) * 64 + i % PARTS * WIDTH);
             const int64_t at = unit * 1024 + quad * 8;
             EACH_ROW(r)
                 EACH_PART(i)

@@ -8,8 +8,7 @@
 #pragma once
 #include "products_kernels.h"
 
-enum { ROWS_PER_CALL = 48, PIECE_LINES = 96, AHEAD_LINES = 128, /* of all blocks */
-       ROWS_OF_ALL_BLOCKS = 2 };
+enum { ROWS_PER_CALL = 96, ROWS_OF_ALL_BLOCKS = 2 };
 
 /* the largest number of rows of a kernel for `count` blocks */
 INLINE int64_t rows_at_once(int64_t format, int64_t count) {
@@ -18,24 +17,26 @@ INLINE int64_t rows_at_once(int64_t format, int64_t count) {
     return min_int(rows, unpacks ? 4 : MOST_ROWS);
 }
 
-INLINE int64_t lines_of_block(int64_t inputs, int64_t format) { /* of 64 bytes */
-    return block_bytes(inputs, format) / 64;
+/* the distance of prefetches in `count` blocks, in inputs */
+INLINE int64_t inputs_ahead(const Linear *linear, int count) {
+    const int64_t lines = AHEAD_LINES / count;
+    if (is_compact(linear)) return blocks_of(lines * 64, COMPACT_BYTES) * 32;
+    return linear->format == FLOAT32 ? lines : lines / 16 * inner_block(linear->format);
 }
 
-INLINE int64_t inputs_of_lines(int64_t lines, int64_t format) {
-    return format == FLOAT32 ? lines : lines / 16 * inner_block(format);
+INLINE int64_t lines_of_block(int64_t inputs, int64_t format) { /* of 64 bytes */
+    return block_bytes(inputs, format) / 64;
 }
 
 /* Inputs per kernel call. If sums of 8-bit products are converted to float32 on the way, it must
  * not depend on the number of rows. The weights of a piece and of the next one fit the first cache
  * if several calls read them. A single call is followed by one for the last lines. */
-INLINE int64_t inputs_of_piece(int64_t format, int64_t inputs, int64_t calls, int count,
-                               int64_t from) {
+INLINE int64_t inputs_of_piece(const Linear *linear, int64_t calls, int count, int64_t from) {
+    const int64_t format = linear->format, inputs = linear->inputs;
     if (format == INT8 && !SPLIT_BYTES && !BYTE_GROUPS) return UNITS_IN_SUM * 64;
     if (calls > 1)
         return blocks_of(inputs, blocks_of(lines_of_block(inputs, format), PIECE_LINES) * 64) * 64;
-    const int64_t ahead = inputs_of_lines(AHEAD_LINES / count, format),
-                  all = blocks_of(inputs, 64) * 64;
+    const int64_t ahead = inputs_ahead(linear, count), all = blocks_of(inputs, 64) * 64;
     return from == 0 && all > ahead ? all - ahead : ahead;
 }
 
@@ -54,32 +55,59 @@ INLINE void plan_prefetch(Piece *piece, const char *next, int64_t lines, int64_t
 INLINE void plan_call(Piece *piece, const char *next, int64_t call, int64_t calls, int count,
                       int64_t step) {
     const Linear *linear = piece->linear;
-    const int64_t format = linear->format, inputs = linear->inputs, bytes = block_bytes(inputs, format);
-    const int64_t done = lines_of_block(piece->to, format), left = bytes / 64 - done,
-                  own = done - lines_of_block(piece->from, format);
-    const char *weight = (const char *)linear->weight + piece->block * bytes;
+    const int64_t format = linear->format, pair = is_compact(linear) ? lines_step(linear, piece->block) / 64 : 0;
+#define LINES(inputs) (pair ? blocks_of(inputs, 32) * 4 * pair : lines_of_block(inputs, format))
+    const char *weight = pair ? first_lines(linear, piece->block) : piece->weight;
+    const int64_t all = LINES(linear->inputs), done = LINES(piece->to), left = all - done,
+                  own = lines_of_block(piece->to, format) - lines_of_block(piece->from, format);
+    piece->streams = pair ? (count + 1) / 2 : count;
+    piece->stream_stride = stored_bytes(linear) * (pair ? 2 : 1);
     if (calls == 1) {
         if (left > 0) plan_prefetch(piece, weight + (done - own + AHEAD_LINES / count) * 64, own, own);
         else plan_prefetch(piece, next, own, own);
         return;
     }
-    const int64_t lines = min_int(lines_of_block(step, format), left > 0 ? left : bytes / 64);
+    const int64_t lines = min_int(LINES(step), left > 0 ? left : all);
     const int64_t first = lines * call / calls, end = lines * (call + 1) / calls;
     plan_prefetch(piece, (left > 0 ? weight + done * 64 : next) + first * 64, end - first, own);
+#undef LINES
+}
+
+/* Weights in 12 bits: several calls read what is restored before them. */
+INLINE void restore_piece(Piece *piece, int64_t step, Restored *restored) {
+    piece->stride = blocks_of(step, 32) * 1024;
+    piece->weight = restored->lines - piece->from * 32;
+    restore(restored, piece->from, piece->to, piece->stride);
+}
+
+/* A single call restores them on the way. */
+INLINE void plan_restoring(Piece *piece, const char *next, int count, Restored *restored) {
+    const Linear *linear = piece->linear;
+    const int64_t ahead = piece->from + inputs_ahead(linear, count);
+    piece->exceptions = restored->exception;
+    piece->step = lines_step(linear, piece->block);
+    piece->weight = first_lines(linear, piece->block);
+    piece->next = ahead < linear->inputs ? piece->weight + ahead / 8 * piece->step : next;
 }
 
 /* Adds the products of some rows and `count` blocks to their sums. */
 INLINE void add_blocks(const Work *work, const Linear *linear, int64_t row, int64_t num_rows,
-                       int64_t block, int count, int first_part, Sums *sums, const char *next) {
-    const int64_t format = linear->format, most = rows_at_once(format, count);
-    const int64_t calls = blocks_of(num_rows, most);
+                       int64_t block, int count, int first_part, Sums *sums, int64_t next_block) {
+    const int64_t most = rows_at_once(linear->format, count), calls = blocks_of(num_rows, most);
+    const int64_t bytes = stored_bytes(linear);
+    const char *weights = linear->weight, *next = weights + next_block * bytes;
+    Restored restored;
+    if (is_compact(linear)) start_restoring(&restored, linear, block, count);
     for (int64_t from = 0, step; from < linear->inputs; from += step) {
-        step = inputs_of_piece(format, linear->inputs, calls, count, from);
-        Piece piece = {work, linear, .block = block, .from = from,
-                       .to = min_int(from + step, linear->inputs), .first_part = first_part};
+        step = inputs_of_piece(linear, calls, count, from);
+        Piece piece = {work, linear, .from = from, .to = min_int(from + step, linear->inputs),
+                       .weight = weights + block * bytes, .stride = bytes, .first_part = first_part,
+                       .block = block};
+        if (is_compact(linear) && calls > 1) restore_piece(&piece, step, &restored);
         for (int64_t call = 0, r = 0, end; call < calls; call++, r = end) {
             end = num_rows * (call + 1) / calls;
-            plan_call(&piece, next, call, calls, count, step);
+            if (is_compact(linear) && calls == 1) plan_restoring(&piece, next, count, &restored);
+            else plan_call(&piece, next, call, calls, count, step);
             piece.row = row + r;
             piece.partial_sums = sums + r;
             add_rows(piece, (int)(end - r), count);
@@ -90,18 +118,17 @@ INLINE void add_blocks(const Work *work, const Linear *linear, int64_t row, int6
 /* Up to ROWS_PER_CALL rows by a group of blocks. */
 INLINE void product_by_rows(const Work *work, const Linear *linear, int64_t row, int64_t num_rows,
                             int64_t block, int count, int target, int64_t next) {
-    const int64_t format = linear->format, bytes = block_bytes(linear->inputs, format);
+    const int64_t format = linear->format;
     Sums sums[ROWS_PER_CALL];
     memset(sums, 0, (size_t)num_rows * sizeof(Sums));
     /* halves: in one block widened ones wait for each other, and those of many rows for their loads */
-    const int sweep = format == BFLOAT16 && (WIDE_HALVES || num_rows > 4) ? 2 : 1;
+    const int sweep = format == BFLOAT16 && (is_compact(linear) || WIDE_HALVES || num_rows > 4) ? 2 : 1;
     int at_once = count;
     if (PARTS == 1 && count > sweep && num_rows <= rows_at_once(format, sweep)) at_once = sweep;
     if (PARTS > 1 && num_rows > ROWS_OF_ALL_BLOCKS) at_once = 1; /* a weight of fewer blocks for more rows */
     for (int i = 0; i < count; i += at_once)
         add_blocks(work, linear, row, num_rows, block + i, at_once, i * PARTS, sums,
-                   (const char *)linear->weight +
-                       (i + at_once < count ? block + i + at_once : next) * bytes);
+                   i + at_once < count ? block + i + at_once : next);
     for (int64_t r = 0; r < num_rows; r++) {
         vf values[GROUP];
         memcpy(values, &sums[r], sizeof(values));

@@ -4,6 +4,7 @@
 #include "byte_groups.h"
 #include "groups.h"
 #include "kv_codes.h"
+#include "unpacking.h"
 
 INLINE float inverse_rms(const float *row, int64_t size, float epsilon) {
     vf squares = splat(0.0f);
@@ -124,24 +125,7 @@ static void embed(const Work *work, int64_t row, float *to) {
                               decoder->embedding_scale);
         return;
     }
-    if (decoder->lookup.weight != NULL) {
-        unpack_output(&decoder->lookup, token, to);
-        for (int64_t i = 0; i < hidden; i += LANES)
-            store(to + i, load(to + i) * decoder->embedding_scale);
-        return;
-    }
-    const char *block = (const char *)decoder->head.weight +
-                        token / LANES * block_bytes(hidden, decoder->format);
-    const int64_t lane = token % LANES;
-    for (int64_t i = 0; i < hidden; i++) {
-        if (decoder->format == FLOAT32) {
-            to[i] = ((const float *)block)[i * LANES + lane];
-        } else {
-            uint32_t bits = (uint32_t)((const uint16_t *)block)[(i / 2 * LANES + lane) * 2 + i % 2]
-                            << 16;
-            memcpy(to + i, &bits, 4);
-        }
-    }
+    unpack_output(&decoder->lookup, token, to);
     for (int64_t i = 0; i < hidden; i += LANES)
         store(to + i, load(to + i) * decoder->embedding_scale);
 }

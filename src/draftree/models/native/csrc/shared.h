@@ -22,9 +22,10 @@ typedef const float *TablePair[2];
  *   format   of the packed weight and of its inputs
  *   weight   packed blocks of 16 outputs
  *   scale    int8: one for each output
- *   sums     int8: sum of each output's weights
+ *   sums     int8: sum of each output's weights; bfloat16 in 12 bits: see compact.h
  *   bias     one for each output, or NULL
- *   blocks   grouped: place and kind of each block, see groups.h; otherwise NULL
+ *   blocks   grouped: place and kind of each block, see groups.h; bfloat16 in 12 bits: see compact.h;
+ *            otherwise NULL
  *   first    of a share: the first of its outputs in the whole layer, of gate and up their first
  *            column; otherwise 0 */
 #define LINEAR_FIELDS(FIELD) \
@@ -232,8 +233,8 @@ typedef struct {
 /* A model.
  *   format      of packed weights; kv_format: of the embedding, and of keys and values unless
  *   cache_format   the format of keys and values in slots, is INT8, see kv_codes.h
- *   embedding   [vocab][hidden]; NULL: the rows of `lookup`, or of the packed head without one
- *   lookup      embedding in packed blocks with scales of groups; weight NULL: none
+ *   embedding   [vocab][hidden]; NULL: the rows of `lookup`
+ *   lookup      embedding in packed blocks
  *   projection  from the features of a row to what enters the first layer; weight NULL: none
  *   feature_norm, feature_part   norm of each part of that size of a row's features; NULL: none
  *   value_dim    results of a head, the first ones of its head_dim; the others are zeros

@@ -3,6 +3,7 @@
  * Weights are packed at load, in blocks of 16 outputs:
  *   float32   [block][input][16 outputs]
  *   bfloat16  [block][32 inputs][16 pairs][16 outputs][2]
+ *             or in 12 bits, see compact.h
  *   int8      [block][64 inputs][16 quads][16 outputs][4], with a scale for each output
  * AMX tiles, dot products of AVX-512 and plain vectors read this layout without shuffles.
  */

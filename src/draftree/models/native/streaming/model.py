@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import ctypes
 import logging
 import mmap
 import threading
@@ -22,10 +21,9 @@ from draftree.core.host import BYTE_UNITS
 from draftree.models.kv.slots import KVMemory, LayerRange, RangeOutput
 from draftree.models.native.blueprint import Blueprint
 from draftree.models.native.decoder import NativeDecoder, Rows
-from draftree.models.native.library import LANES, Library, library
+from draftree.models.native.library import FORMATS, Library, library
 from draftree.models.native.model import NativeModel
 from draftree.models.native.packed import huge_pages
-from draftree.models.native.packing import TYPES
 from draftree.models.native.streaming.store import (
     PRODUCTS,
     Extent,
@@ -36,7 +34,7 @@ from draftree.models.native.streaming.store import (
     products_of,
     set_structures,
 )
-from draftree.models.native.structures import CDecoder, CLayer, product_of
+from draftree.models.native.structures import CDecoder, CLayer
 
 logger = logging.getLogger(__name__)
 
@@ -262,22 +260,12 @@ class StreamedWeights:
         """Return the tensor in memory at an address; None for no address."""
         if address is None:
             return None
-        plan, head = self.decoder, self.decoder.head
-        if address == head.weight:
-            size = -(-head.outputs // LANES) * self._library.block_bytes(head.inputs, head.format)
-            return self._tail[:size]
+        plan = self.decoder
         if address == plan.embedding:
             assert self._embedding is not None, "the model has a separate embedding"
-            kind = TYPES[plan.kv_format]
+            kind = torch.float32 if plan.kv_format == FORMATS["float32"] else torch.bfloat16
             return self._embedding[: plan.vocab * plan.hidden * kind.itemsize].view(kind).view(plan.vocab, plan.hidden)
         return next(tensor for tensor in self._store.small if tensor.data_ptr() == address)
-
-    def product(self, layer: int, name: str) -> tuple[Tensor, Tensor | None]:
-        """Return a copy of the packed blocks of a layer's product, and their scales; inside `loaded` only."""
-        linear = product_of(self.layers[layer], name)
-        size = -(-linear.outputs // LANES) * self._library.block_bytes(linear.inputs, linear.format)
-        blocks = (ctypes.c_uint8 * size).from_address(linear.weight)
-        return torch.frombuffer(bytearray(blocks), dtype=torch.uint8), self.at(linear.scale)
 
     def start_copying(self) -> threading.Thread | None:
         """Let a thread copy mapped layers to huge pages, and return it; None if there are none."""

@@ -261,7 +261,7 @@ class LayerReader:
                     self._ready[index] = buffer
 
 
-FORMAT = 3
+FORMAT = 4
 WEIGHTS, SMALL, DESCRIPTION = "weights.bin", "small.safetensors", "description.json"
 
 
