@@ -108,7 +108,7 @@ def test_four_bits_are_chosen_by_their_error() -> None:
     packed = torch.empty(4 * size, dtype=torch.uint8)
     functions.pack(weight, 576, packed, table)
     linear = CLinear(weight=packed.data_ptr(), blocks=table.data_ptr(), inputs=576, outputs=64, format=3)
-    found = functions.unpack(linear, 64)
+    found = library().unpack(linear, 64)
     groups = weight.view(64, -1, 32)
     low, high = groups.amin(-1, keepdim=True).clamp(max=0), groups.amax(-1, keepdim=True)
     step = (high - low) / 15

@@ -32,7 +32,7 @@ def quantized(weight: torch.Tensor, kind: str = LAYER_KIND) -> torch.Tensor:
     table, packed = table_of([kind] * blocks, [size] * blocks), torch.empty(blocks * size, dtype=torch.uint8)
     functions.pack(weight.float().contiguous(), inputs, packed, table)
     linear = CLinear(weight=packed.data_ptr(), blocks=table.data_ptr(), inputs=inputs, outputs=outputs, format=3)
-    return functions.unpack(linear, outputs)
+    return library().unpack(linear, outputs)
 
 
 def quantized_model(family: str) -> Any:

@@ -184,7 +184,7 @@ def test_quantization(kind: str, run: Callable[[Recording], Outcome]) -> None:
     recording.call(QUANTIZE, places[0], 0, outputs, inputs, places[1], places[2], pointers=(0, 4, 5))
     recording.call(UNPACK, own, 0, outputs, places[3], pointers=(0, 3))
     groups.pack(weight, inputs, packed, table)
-    wanted, found = groups.unpack(linear, outputs), run(recording).tensor(places[3], values)
+    wanted, found = library().unpack(linear, outputs), run(recording).tensor(places[3], values)
     errors = [(one - weight).pow(2).mean() for one in (found, wanted)]
     assert errors[0] < 1.001 * errors[1]  # of two roundings that are equally good, either may be chosen
     assert (found != wanted).float().mean() < 0.05

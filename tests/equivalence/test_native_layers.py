@@ -269,7 +269,7 @@ def test_a_model_with_experts_keeps_the_memory_of_its_weights_in_mind() -> None:
     lm, model = native("mixtral", "bfloat16"), peer_of("mixtral")
     weights = sum(parameter.numel() for parameter in model.parameters() if isinstance(parameter, nn.Parameter))
     assert isinstance(lm.decoder, NativeDecoder)
-    assert lm.footprint.weights >= 2 * weights
+    assert lm.footprint.weights >= (1.5 if lm.decoder.library.keeps_compact else 2) * weights
     assert lm.footprint.row > native("mistral", "bfloat16").footprint.row
 
 

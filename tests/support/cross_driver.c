@@ -12,7 +12,7 @@ int draftree_pass(const void *, void *);
 void draftree_pack(const void *, int64_t, int64_t, int64_t, void *, int64_t, int64_t, int64_t, float *, int32_t *);
 void draftree_quantize(const void *, int64_t, int64_t, int64_t, void *, const int64_t *);
 void draftree_pack_blocks(const uint8_t *, int64_t, const int64_t *, int64_t, int64_t, void *, const int64_t *);
-void draftree_unpack_groups(const void *, int64_t, int64_t, float *);
+void draftree_unpack(const void *, int64_t, int64_t, float *);
 const char *draftree_layout(void);
 const char *draftree_instructions(void);
 
@@ -43,7 +43,7 @@ static int run(const Call *call, char *bytes) {
         case PACK_BLOCKS:
             draftree_pack_blocks(to[0], at[1], to[2], at[3], at[4], to[5], to[6]);
             return 0;
-        case UNPACK: draftree_unpack_groups(to[0], at[1], at[2], to[3]); return 0;
+        case UNPACK: draftree_unpack(to[0], at[1], at[2], to[3]); return 0;
     }
     return 1;
 }

@@ -61,5 +61,5 @@ def test_a_packed_model_leaves_its_file(tmp_path: Path, dtype: str) -> None:
     model.save_pretrained(tmp_path)
     num_bytes = (tmp_path / "model.safetensors").stat().st_size
     loaded = load_model(tmp_path, dtype=dtype, kernels="native")
-    assert loaded.model.footprint.weights >= num_bytes * 0.9
+    assert loaded.model.footprint.weights >= num_bytes * (0.9 if dtype == "float32" else 0.7)  # 12 of 16 bits
     assert resident(tmp_path / "model.safetensors") < num_bytes / 4

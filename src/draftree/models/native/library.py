@@ -260,7 +260,7 @@ class Library:
         require_same_layout(layout, (*STRUCTURES, CSearch), constants | {"NUM_KINDS": len(KINDS)})
         self.rows_of_chunk = layout["-", "ATTENTION_ROWS"][1]
         self.max_count = layout["-", "MAX_COUNT"][1]
-        self.has_tiles = bool(layout["-", "AMX"][1])
+        self.keeps_compact = bool(layout["-", "KEEPS_COMPACT"][1])  # whether weights in bfloat16 take 12 bits
         if not self._library.draftree_ready():
             raise TilesRefusedError("the system does not let this process use the processor's matrix tiles")
 

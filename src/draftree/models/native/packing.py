@@ -145,23 +145,28 @@ class Packer:
     def _compact(self, packed: Tensor, inputs: int, blocks: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return packed blocks in bfloat16 in 12 bits, in their own memory, with lowest exponents and exceptions.
 
-        They stay as they are, and the others are None, if too many weights are exceptions, or if the processor has
-        matrix tiles: it would restore weights again for every 32 rows of a prompt.
+        They stay as they are, and the others are None, if too many weights are exceptions, or where it does not pay.
         """
+        if not self.library.keeps_compact:
+            return packed, None, None
         lowest = torch.empty(blocks * LANES, dtype=torch.int32)
         counts = torch.empty(blocks, dtype=torch.int64)
-        pieces = [(first, min(first + PACK_ROWS // LANES, blocks)) for first in range(0, blocks, PACK_ROWS // LANES)]
-        measure = partial(self.library.measure_blocks, packed, inputs)
-        if self.library.has_tiles:
-            return packed, None, None
-        list(self.pool.map(lambda piece: measure(*piece, lowest, counts), pieces))
+        step = PACK_ROWS // LANES
+        pieces = [(first, min(first + step, blocks)) for first in range(0, blocks, step)]
+
+        def measure(piece: tuple[int, int]) -> None:
+            self.library.measure_blocks(packed, inputs, piece[0], piece[1], lowest, counts)
+
+        def compact(piece: tuple[int, int]) -> None:
+            self.library.compact_blocks(packed, inputs, piece[0], piece[1], lowest, table)
+
+        list(self.pool.map(measure, pieces))
         if (exceptions := int(counts.sum())) > len(packed) // 2 * MOST_EXCEPTIONS:
             return packed, None, None
         table = torch.empty(blocks + 1 + exceptions, dtype=torch.int64)
         table[0] = blocks + 1
         table[1 : blocks + 1] = blocks + 1 + counts.cumsum(0)
-        compact = partial(self.library.compact_blocks, packed, inputs)
-        list(self.pool.map(lambda piece: compact(*piece, lowest, table), pieces))
+        list(self.pool.map(compact, pieces))
         size = len(packed) // blocks
         for first, end in pieces:
             to, source = packed.data_ptr() + first * size * 3 // 4, packed.data_ptr() + first * size

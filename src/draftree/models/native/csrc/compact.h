@@ -19,6 +19,10 @@
 enum { CODE_BITS = 0x7ff, CODE_AND_SIGN = 0x87ff, WORDS_OF_UNIT = 512, FOUR_BYTES = 192,
        COMPACT_BYTES = 4 * FOUR_BYTES /* of a unit of a block */ };
 
+/* Where it pays: tiles would restore weights again for every 32 rows of a prompt, and with 16 registers
+ * of 256 bits it takes longer than reading them from a fast memory. */
+#define KEEPS_COMPACT (!AMX && PARTS == 1)
+
 enum { PIECE_LINES = 96, AHEAD_LINES = 128 /* of all blocks */ };
 
 typedef uint16_t part_w __attribute__((vector_size(WIDTH), may_alias));
@@ -75,7 +79,7 @@ INLINE void restore_unit(const Linear *linear, int64_t block, int64_t unit, char
 }
 
 /* the place of an exception in its block; of the one after the last, a place after all */
-INLINE int64_t next_exception(const Linear *linear, int64_t block, int64_t exception) {
+INLINE int64_t place_of(const Linear *linear, int64_t block, int64_t exception) {
     return exception < linear->blocks[block + 1] ? linear->blocks[exception] >> 16 : INT64_MAX;
 }
 
@@ -83,7 +87,7 @@ INLINE int64_t next_exception(const Linear *linear, int64_t block, int64_t excep
  * which begin at `to`; returns the number of the next one. */
 INLINE int64_t restore_exceptions(const Linear *linear, int64_t block, int64_t exception, int64_t first,
                                   int64_t end, char *to) {
-    for (int64_t place; (place = next_exception(linear, block, exception)) < end * WORDS_OF_UNIT; exception++)
+    for (int64_t place; (place = place_of(linear, block, exception)) < end * WORDS_OF_UNIT; exception++)
         ((uint16_t *)to)[place - first * WORDS_OF_UNIT] = (uint16_t)linear->blocks[exception];
     return exception;
 }

@@ -1,5 +1,6 @@
 /* The layout of the shared structures, and constants that Python must agree on. */
 #include <stdio.h>
+#include "compact.h"
 #include "groups.h"
 
 #define LINE(kind, field) \
@@ -64,7 +65,7 @@ const char *draftree_layout(void) {
     CONSTANT(SHORT_CONVOLUTION)
     CONSTANT(GATED_DELTA)
     CONSTANT(MAMBA2)
-    CONSTANT(AMX)
+    CONSTANT(KEEPS_COMPACT)
     CONSTANT(LANES)
     CONSTANT(ATTENTION_ROWS)
     CONSTANT(MAX_COUNT)

@@ -80,16 +80,39 @@ INLINE uint32_t number_at(const char *from) {
     return number;
 }
 
-/* replaces weights by their exceptions, from `exception` on, in parts of four lines from `place` on */
+/* the lowest exponents of a part of a block */
+INLINE part_w lowest_of(const Linear *linear, int64_t block, int part) {
+    return *(const part_w_loose *)(linear->sums + block * LANES + part * PART_LANES);
+}
+
+/* Replaces weights by their exceptions, from number `exception` on, in a part of the four lines that
+ * begin at word `place` of a block; returns the number of the next one. */
 static __attribute__((noinline)) int64_t replace_exceptions(const Linear *linear, int64_t block,
                                                             int64_t exception, int64_t place, int part,
                                                             part_w *lines) {
-    for (int64_t found; (found = next_exception(linear, block, exception)) < place + 128; exception++) {
-        const int64_t word = found - place, at = word % 32 - part;
+    for (int64_t found; (found = place_of(linear, block, exception)) < place + 128; exception++) {
+        const int64_t word = found - place, at = word % 32 - part * (WIDTH / 2);
         if (at >= 0 && at < WIDTH / 2) lines[word / 32][at] = (uint16_t)linear->blocks[exception];
     }
     return exception;
 }
+
+/* Adds the products of a pair of inputs and their weights. */
+#if WIDE_HALVES
+#define INPUT_PAIR_AT(pair) ((pair) * 8)
+INLINE part_f add_pair(part_f sum, const char *inputs, part_u weights) {
+    float pair[2];
+    memcpy(pair, inputs, sizeof pair);
+    sum = fma_part(splat_part(pair[0]), (part_f)(weights << 16), sum);
+    return fma_part(splat_part(pair[1]), (part_f)(weights & 0xffff0000u), sum);
+}
+#else
+#define INPUT_PAIR_AT(pair) ((pair) / 16 * 1024 + (pair) % 16 * 4)
+INLINE part_f add_pair(part_f sum, const char *inputs, part_u weights) {
+    const part_u both = (part_u){0} + number_at(inputs);
+    return (part_f)_mm512_dpbf16_ps((__m512)sum, (__m512bh)both, (__m512bh)weights);
+}
+#endif
 
 #if WIDE_HALVES
 /* The even or the odd ones of pairs of weights. With many sums there are too few registers to keep
@@ -170,55 +193,39 @@ INLINE void add_compact(Piece piece, int num_rows, int count) {
     EACH_ROW(r) input[r] = (const char *)piece.work->inputs + tile_at(piece.row + r, 0, units);
 #endif
     for (int i = 0; i < count; i++)
-        place_of_exception[i] = next_exception(linear, piece.block + i, piece.exceptions[i]);
+        place_of_exception[i] = place_of(linear, piece.block + i, piece.exceptions[i]);
     EACH_ROW(r)
         EACH_PART(i) sums[PART_OF(r, i)] = piece.partial_sums[r].value[piece.first_part + i];
     const char *next = piece.next;
     for (int64_t four = piece.from / 8; four < blocks_of(piece.to, 32) * 4; four++, next += piece.step) {
-        part_w w[4][GROUP * PARTS];
+        part_w w[GROUP * PARTS][4];
         EACH_PART(i) {
             const int block = i / PARTS, part = i % PARTS;
-            const part_w lowest = *(const part_w_loose *)(linear->sums + (piece.block + block) * LANES +
-                                                          part * PART_LANES);
-            part_w lines[4];
+            const char *from = piece.weight + four * piece.step + block * FOUR_BYTES + part * WIDTH;
             if (part == 0) {
                 atomic_signal_fence(memory_order_seq_cst);
                 for (int line = 0; line < FOUR_BYTES; line += 64)
                     prefetch_once(next + block * FOUR_BYTES + line);
                 atomic_signal_fence(memory_order_seq_cst);
             }
-            restore_four(piece.weight + four * piece.step + block * FOUR_BYTES + part * WIDTH, lowest, lines);
+            restore_four(from, lowest_of(linear, piece.block + block, part), w[i]);
             if (__builtin_expect(place_of_exception[block] < (four + 1) * 128, 0)) {
-                part_w replaced[4] = {lines[0], lines[1], lines[2], lines[3]};
+                part_w lines[4]; /* so that the others stay in registers */
+                memcpy(lines, w[i], sizeof lines);
                 const int64_t later = replace_exceptions(linear, piece.block + block, piece.exceptions[block],
-                                                         four * 128, part * (WIDTH / 2), replaced);
-                for (int line = 0; line < 4; line++) lines[line] = replaced[line];
+                                                         four * 128, part, lines);
+                memcpy(w[i], lines, sizeof lines);
                 if (part == PARTS - 1) {
                     piece.exceptions[block] = later;
-                    place_of_exception[block] = next_exception(linear, piece.block + block, later);
+                    place_of_exception[block] = place_of(linear, piece.block + block, later);
                 }
             }
-            for (int line = 0; line < 4; line++) w[line][i] = lines[line];
         }
-        UNROLLED for (int line = 0; line < 4; line++) {
-            const int64_t pair = four * 4 + line;
+        UNROLLED for (int line = 0; line < 4; line++)
             EACH_ROW(r) {
-#if WIDE_HALVES
-                const float *a = (const float *)input[r] + 2 * pair;
-                const part_f even = splat_part(a[0]), odd = splat_part(a[1]);
-                EACH_PART(i) {
-                    part_f *sum = &sums[PART_OF(r, i)];
-                    *sum = fma_part(even, (part_f)((part_u)w[line][i] << 16), *sum);
-                    *sum = fma_part(odd, (part_f)((part_u)w[line][i] & 0xffff0000u), *sum);
-                }
-#else
-                const part_u both = (part_u){0} + number_at(input[r] + pair / 16 * 1024 + pair % 16 * 4);
-                EACH_PART(i)
-                    sums[PART_OF(r, i)] = (part_f)_mm512_dpbf16_ps((__m512)sums[PART_OF(r, i)],
-                                                                   (__m512bh)both, (__m512bh)w[line][i]);
-#endif
+                const char *at = input[r] + INPUT_PAIR_AT(four * 4 + line);
+                EACH_PART(i) sums[PART_OF(r, i)] = add_pair(sums[PART_OF(r, i)], at, (part_u)w[i][line]);
             }
-        }
     }
     EACH_ROW(r)
         EACH_PART(i) piece.partial_sums[r].value[piece.first_part + i] = sums[PART_OF(r, i)];
