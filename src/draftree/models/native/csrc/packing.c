@@ -5,14 +5,11 @@
 
 int64_t draftree_block_bytes(int64_t inputs, int64_t format) { return block_bytes(inputs, format); }
 
-/* the size of a product's blocks, with what lies beside them in `blocks` */
+/* the size of a product's blocks */
 int64_t draftree_product_bytes(const Linear *linear) {
     const int64_t blocks = blocks_of(linear->outputs, LANES);
     int64_t bytes = 0;
-    if (linear->format != GROUPED)
-        return blocks == 0 ? 0
-               : blocks * stored_bytes(linear) +
-                     (is_compact(linear) ? 8 * linear->blocks[blocks] : 0);
+    if (linear->format != GROUPED) return blocks * stored_bytes(linear);
     for (int64_t block = 0; block < blocks; block++)
         bytes += group_block_bytes(linear->inputs, kind_of_block(linear, block));
     return bytes;
