@@ -145,7 +145,7 @@ def _decode(
     *,
     max_nodes: int,
 ) -> list[list[int]]:
-    """Return the tokens of several rounds without drafts, if nothing and nobody needs them one by one."""
+    """Return the tokens of several rounds without drafts, if no caller or control needs them one at a time."""
     idle = [1 + choice.planner.idle_rounds() for choice, _ in groups]
     count = min(MAX_PASSES, 1 + max_nodes, *idle, *(turn.sequence.room for turn in turns))
     if count < 2 or not parts.verifier.follows_picks or not all(map(_is_plain, turns)):

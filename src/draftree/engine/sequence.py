@@ -309,7 +309,7 @@ class WritingSequence:
     texts: list[str] = field(default_factory=list)
     # records of the rounds since the last update; None unless the request is traced
     rounds: list[SequenceRecord] | None = None
-    is_collected: bool = False  # whether nobody waits for single tokens
+    is_collected: bool = False  # whether the caller waits for the whole text only
     records_picks: bool = False  # whether records of rounds have the target's picks anyway
     _unshown: list[Piece] = field(default_factory=list)
     _num_shown: int = 0
