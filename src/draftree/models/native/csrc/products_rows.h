@@ -28,6 +28,12 @@ INLINE int64_t lines_of_block(int64_t inputs, int64_t format) { /* of 64 bytes *
     return block_bytes(inputs, format) / 64;
 }
 
+/* lines of so many inputs that lie one after the other: of a block, or of a pair of blocks in 12 bits */
+INLINE int64_t lines_in_row(const Linear *linear, int64_t block, int64_t inputs) {
+    if (!is_compact(linear)) return lines_of_block(inputs, linear->format);
+    return blocks_of(inputs, 32) * 4 * lines_step(linear, block) / 64;
+}
+
 /* Inputs per kernel call. If sums of 8-bit products are converted to float32 on the way, it must
  * not depend on the number of rows. The weights of a piece and of the next one fit the first cache
  * if several calls read them. A single call is followed by one for the last lines. */
@@ -55,22 +61,21 @@ INLINE void plan_prefetch(Piece *piece, const char *next, int64_t lines, int64_t
 INLINE void plan_call(Piece *piece, const char *next, int64_t call, int64_t calls, int count,
                       int64_t step) {
     const Linear *linear = piece->linear;
-    const int64_t format = linear->format, pair = is_compact(linear) ? lines_step(linear, piece->block) / 64 : 0;
-#define LINES(inputs) (pair ? blocks_of(inputs, 32) * 4 * pair : lines_of_block(inputs, format))
-    const char *weight = pair ? first_lines(linear, piece->block) : piece->weight;
-    const int64_t all = LINES(linear->inputs), done = LINES(piece->to), left = all - done,
+    const int64_t format = linear->format, blocks_in_row = is_compact(linear) ? 2 : 1;
+    const char *weight = is_compact(linear) ? first_lines(linear, piece->block) : piece->weight;
+    const int64_t all = lines_in_row(linear, piece->block, linear->inputs),
+                  done = lines_in_row(linear, piece->block, piece->to), left = all - done,
                   own = lines_of_block(piece->to, format) - lines_of_block(piece->from, format);
-    piece->streams = pair ? (count + 1) / 2 : count;
-    piece->stream_stride = stored_bytes(linear) * (pair ? 2 : 1);
+    piece->streams = blocks_of(count, blocks_in_row);
+    piece->stream_stride = stored_bytes(linear) * blocks_in_row;
     if (calls == 1) {
         if (left > 0) plan_prefetch(piece, weight + (done - own + AHEAD_LINES / count) * 64, own, own);
         else plan_prefetch(piece, next, own, own);
         return;
     }
-    const int64_t lines = min_int(LINES(step), left > 0 ? left : all);
+    const int64_t lines = min_int(lines_in_row(linear, piece->block, step), left > 0 ? left : all);
     const int64_t first = lines * call / calls, end = lines * (call + 1) / calls;
     plan_prefetch(piece, (left > 0 ? weight + done * 64 : next) + first * 64, end - first, own);
-#undef LINES
 }
 
 /* Weights in 12 bits: several calls read what is restored before them. */
