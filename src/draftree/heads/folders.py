@@ -6,6 +6,7 @@ A folder has the first layout of `LAYOUTS` that recognises it. Our own heads are
 from __future__ import annotations
 
 import importlib
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -112,20 +113,28 @@ def read_config(folder: str | os.PathLike[str]) -> HeadConfig:
         return layout_of(held).configure(held)
 
 
+def check_head(folder: str | os.PathLike[str]) -> HeadConfig:
+    """Return the configuration of a head whose tensors have the names and shapes of its layout; none is read.
+
+    Raises:
+        ModelError: a tensor is missing, unexpected or of another shape, or the folder is not one of a head.
+    """
+    with _opened(folder, has_values=False) as held:
+        return _assembled(held)[0].config
+
+
 def read_head(folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: Any = "cpu") -> Head:
     """Return the head of a folder (for MTP that of the target), not yet bound to a target.
 
     Weights have the widest dtype of the file by default.
+
+    Raises:
+        ModelError: as for `check_head`, or a value is infinite or not a number.
     """
     with _opened(folder) as held:
-        layout = layout_of(held)
-        config = layout.configure(held)
-        tensors = layout.tensors(held)
-        vocabulary = vocabulary_of(tensors, config)
-        parameters = {name: tensor for name, tensor in tensors.items() if name not in (OFFSETS, MASK)}
-        with torch.device("meta"):
-            head = head_class(config.kind)(config, vocabulary)
-        require_tensors(parameters, head.state_dict(), layout.NAME)
+        head, parameters = _assembled(held)
+        if broken := sorted(name for name, tensor in parameters.items() if not _is_finite(tensor)):
+            raise ModelLoadError(f"values of {_listed(broken)} are infinite or not numbers: get the head again")
     dtype = dtype or widest_dtype(parameters)
     loaded = {
         name: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
@@ -135,6 +144,25 @@ def read_head(folder: str | os.PathLike[str], *, dtype: torch.dtype | None = Non
     head.requires_grad_(False)
     head.vocabulary = head.vocabulary.to(torch.device(device))
     return head.eval()
+
+
+def _assembled(folder: HeadFolder) -> tuple[Head, dict[str, Tensor]]:
+    """Return the head of a folder on the meta device, and the tensors of its parameters."""
+    layout = layout_of(folder)
+    config = layout.configure(folder)
+    tensors = layout.tensors(folder)
+    vocabulary = vocabulary_of(tensors, config)
+    parameters = {name: tensor for name, tensor in tensors.items() if name not in (OFFSETS, MASK)}
+    with torch.device("meta"):
+        head = head_class(config.kind)(config, vocabulary)
+    require_tensors(parameters, head.state_dict(), layout.NAME)
+    return head, parameters
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    return all(math.isfinite(float(bound)) for bound in tensor.aminmax())
 
 
 def write_head(head: Head, folder: str | os.PathLike[str]) -> None:
@@ -168,13 +196,13 @@ def layout_of(folder: HeadFolder) -> Layout:
 
 
 @contextmanager
-def _opened(folder: str | os.PathLike[str]) -> Iterator[HeadFolder]:
+def _opened(folder: str | os.PathLike[str], *, has_values: bool = True) -> Iterator[HeadFolder]:
     """Open a folder, and add its path to the errors of the block."""
     path = Path(folder)
     if not path.is_dir():
         raise ModelNotFoundError(f"there is no folder '{path}': give the path of a head's folder")
     try:
-        yield HeadFolder(path)
+        yield HeadFolder(path, has_values=has_values)
     except ConfigurationError as error:
         raise ModelLoadError(f"'{path}': {error}") from error
     except ModelError as error:

@@ -59,7 +59,7 @@ class KnownDrafter:
     bytes: int | None = None  # size of its files
     source: str = ""  # who says that it is for this target
     verified: bool = False  # whether the source was read when the entry was written
-    speedup: float | None = None  # relative to plain decoding, if this project has measured it
+    speedup: float | None = None  # median relative to plain decoding, if this project has measured it
     measured: str = ""  # where and how
     tokens_per_round: float | None = None  # acceptance length, if someone has published or measured it
     drafted: int | None = None  # tokens of the chains that it was measured with; None if unknown
@@ -628,16 +628,12 @@ def _folders_in(place: Path) -> list[Path]:
 
 def head_reason(folder: Path, target: Target) -> str | None:
     """Return why the head in a folder is not for a target; None if its files do not say so. Reads no tensor."""
-    from draftree.heads.folders import read_config  # here, since they import torch
-    from draftree.heads.layouts import HeadFolder
+    from draftree.heads.folders import check_head  # here, since it imports torch
 
     try:
-        files = HeadFolder(folder).files
-        config = read_config(folder)
+        config = check_head(folder)
     except DraftreeError as error:
         return str(error).removeprefix(f"'{folder}': ")
-    if missing := next((name for name in files if not (folder / name).is_file()), None):
-        return f"its file {missing} is missing"
     shape = target.shape
     for name, made_for, actual in (
         ("hidden states", config.target_hidden, shape.hidden_size),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from draftree.core.errors import ModelLoadError
 from draftree.heads.base import TargetParts
-from draftree.heads.folders import read_head
+from draftree.heads.folders import check_head, read_head
 from draftree.heads.gemma4 import AssistantHead
 from draftree.models.base import EmbeddingFacts
 from families import VOCAB_SIZE
@@ -33,6 +33,7 @@ def parts() -> TargetParts:
 
 def bound(folder: Path) -> AssistantHead:
     head = read_head(folder)
+    check_head(folder)
     assert isinstance(head, AssistantHead)
     head.bind(parts())
     return head

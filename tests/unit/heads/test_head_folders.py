@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from draftree.core.errors import ModelError, ModelLoadError, ModelNotFoundError, UnsupportedModelError
-from draftree.heads.folders import head_class, read_config, read_head, write_head
+from draftree.heads.folders import check_head, head_class, read_config, read_head, write_head
 from head_samples import HIDDEN, VARIANTS, VOCAB, head_config, random_head
 
 
@@ -120,11 +120,19 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         change_tensors(lambda t: t.update({"fc.weight": torch.zeros(2, 2)})),
         r"fc\.weight has 2x2 instead of 16x48",
     ),
+    "no number": (
+        change_tensors(lambda t: t["fc.weight"].view(-1)[3:4].fill_(torch.nan)),
+        r"fc\.weight are infinite or not numbers",
+    ),
     "no map": (change_tensors(lambda t: t.pop("d2t")), "no tensor 'd2t'"),
     "a short map": (change_tensors(lambda t: t.update(d2t=t["d2t"][:-1].clone())), "23 entries"),
     "another mask": (change_tensors(lambda t: t.update(t2d=~t["t2d"])), "contradict"),
     "a damaged map": (change_tensors(lambda t: t.update(d2t=t["d2t"] * 99)), "another target"),
 }
+
+
+OF_VALUES = ("no number", "another mask", "a damaged map")
+"""Damages that headers do not show."""
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -135,6 +143,9 @@ def test_damaged_folders_are_refused_with_the_reason(damage: str, tmp_path: Path
     with pytest.raises(ModelError, match=words) as caught:
         read_head(tmp_path)
     assert str(tmp_path) in str(caught.value)
+    if damage not in OF_VALUES:
+        with pytest.raises(ModelError, match=words):
+            check_head(tmp_path)
 
 
 def test_a_missing_folder_is_refused(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from block_samples import (
 from draftree.core.errors import ConfigurationError, ModelError, ModelLoadError, ModelNotFoundError
 from draftree.heads.base import BlockRows, Head
 from draftree.heads.dflash import DFlashHead
-from draftree.heads.folders import is_head, read_config, read_head, write_head
+from draftree.heads.folders import check_head, is_head, read_config, read_head, write_head
 from draftree.heads.layouts import eagle
 from draftree.models.base import EmbeddingFacts
 
@@ -145,6 +145,7 @@ def written(layout: str, folder: Path) -> Head:
 def test_a_head_of_another_project_is_read(layout: str, tmp_path: Path) -> None:
     head = written(layout, tmp_path)
     found = read_head(tmp_path)
+    assert check_head(tmp_path) == found.config
     assert found.config == head.config == read_config(tmp_path)
     assert found.vocabulary == head.vocabulary
     assert found.state_dict().keys() == head.state_dict().keys()
@@ -242,21 +243,21 @@ def test_every_kind_of_speculators_is_read_as_it_was_written(name: str, tmp_path
     facts = {"target_name": "org/target", "target_architecture": "LlamaForCausalLM", "depth": 2}
     head = random_head(config_of(ALL[name], **facts))
     write_head(head, tmp_path)
-    assert read_head(tmp_path).config == read_config(tmp_path) == head.config
+    assert read_head(tmp_path).config == check_head(tmp_path) == read_config(tmp_path) == head.config
 
 
 def test_a_bias_of_fc_and_a_block_without_norms_of_queries_survive_the_folder(tmp_path: Path) -> None:
     for values, others in ((EAGLE_3, {"fc_bias": True}), (FLASH, {"qk_norm": False})):
         head = random_head(config_of(values, **others))
         write_head(head, tmp_path)
-        assert read_head(tmp_path).config == head.config
+        assert read_head(tmp_path).config == check_head(tmp_path) == head.config
 
 
 def test_an_eagle_1_head_of_speculators_needs_no_list_of_hidden_states(tmp_path: Path) -> None:
     head = random_head(config_of(EAGLE_1))
     write_head(head, tmp_path)
     change(tmp_path, eagle_aux_hidden_state_layer_ids=..., speculators_config=...)
-    assert read_head(tmp_path).config == head.config
+    assert read_head(tmp_path).config == check_head(tmp_path) == head.config
 
 
 MISSING = {

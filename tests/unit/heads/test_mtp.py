@@ -13,7 +13,7 @@ from torch import Tensor
 
 from draftree.core.errors import ModelLoadError
 from draftree.heads.base import TargetParts
-from draftree.heads.folders import read_config, read_head
+from draftree.heads.folders import check_head, read_config, read_head
 from draftree.heads.mtp import MtpHead
 from draftree.heads.passes import RowJob, TorchPasses
 from draftree.models.base import EmbeddingFacts
@@ -93,6 +93,7 @@ def written(values: dict[str, Any], mtp: Any, folder: Path) -> None:
 
 def bound(model: Any, folder: Path) -> MtpHead:
     head = read_head(folder)
+    check_head(folder)
     assert isinstance(head, MtpHead)
     embedding, output = model.get_input_embeddings().weight, model.lm_head.weight
     head.bind(TargetParts(embedding, output, EmbeddingFacts(1.0, 1.0), lambda states: states, 2))
@@ -136,6 +137,7 @@ def test_a_published_layer_computes_what_its_parts_do(name: str, tmp_path: Path)
     reference = Reference(FAMILIES[name])
     reference.write(tmp_path)
     head = read_head(tmp_path)
+    check_head(tmp_path)
     assert isinstance(head, MtpHead)
     noise = torch.Generator().manual_seed(4)
     embedding, output = (torch.randn(VOCABULARY, WIDTH, generator=noise) for _ in range(2))

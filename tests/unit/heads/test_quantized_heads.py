@@ -13,7 +13,7 @@ from torch import Tensor
 
 from block_samples import EAGLE_3, config_of, random_head
 from draftree.core.errors import ModelLoadError, UnsupportedModelError
-from draftree.heads.folders import read_config, read_head, write_head
+from draftree.heads.folders import check_head, read_config, read_head, write_head
 from packed_samples import AWQ, COMPRESSED, GPTQ, GROUP, awq, compressed, gptq, rounded
 
 F8 = torch.float8_e4m3fn
@@ -69,6 +69,7 @@ def written(form: str, folder: Path) -> Tensor:
 def test_quantized_products_are_read(form: str, tmp_path: Path) -> None:
     product = written(form, tmp_path)
     found = read_head(tmp_path, dtype=torch.float32).state_dict()
+    check_head(tmp_path)
     assert torch.equal(found[PRODUCT], product.bfloat16().float())
     others = random_head(config_of(EAGLE_3)).state_dict()
     assert all(torch.equal(found[name], part) for name, part in others.items() if name != PRODUCT)
@@ -137,6 +138,7 @@ def test_matrices_of_4_bits_are_read(method: str, tmp_path: Path) -> None:
     config = read_config(tmp_path)
     assert (config.kind, config.attention_bias) == ("eagle3", False)
     found = read_head(tmp_path, dtype=torch.float32).state_dict()
+    check_head(tmp_path)
     for name, product in products.items():
         torch.testing.assert_close(found[name], product, rtol=0.01, atol=1e-3)
 

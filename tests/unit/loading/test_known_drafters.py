@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from block_files import written
@@ -565,6 +567,33 @@ def test_a_head_that_does_not_fit_is_left_out_with_the_reason(target: Path, tmp_
     assert llm.draft_note.count("fc.weight has 64x191 instead of 64x192") == 1
 
 
+@pytest.mark.parametrize(
+    ("change", "reason", "is_in_headers"),
+    [
+        (lambda part: {}, "missing: fc.weight", True),
+        (lambda part: {"fc.weight": part[:, 1:].contiguous()}, "fc.weight has 64x191 instead of 64x192", True),
+        (lambda part: {"fc.weight": part * torch.nan}, "values of fc.weight are infinite or not numbers", False),
+    ],
+    ids=["missing", "shape", "NaN"],
+)
+def test_damaged_tensors_are_found_by_the_list_or_before_use(
+    change: Callable[[Tensor], dict[str, Tensor]],
+    reason: str,
+    target: Path,
+    tmp_path: Path,
+    *,
+    is_in_headers: bool,
+) -> None:
+    damaged = Path(shutil.copytree(head_folder(tmp_path / "heads"), target.parent / "damaged"))
+    tensors = load_file(damaged / "model.safetensors")
+    part = tensors.pop("fc.weight")
+    save_file(tensors | change(part), damaged / "model.safetensors")
+    assert (reason in str(one(found_for(target)).reason)) == is_in_headers
+    llm = LLM(target, dtype="float32")
+    assert llm.drafts == ("suffix",)
+    assert llm.draft_note.count(reason) == 1
+
+
 @pytest.mark.parametrize("is_tuned", [True, False])
 def test_a_damaged_head_that_was_trained_or_measured_here_is_left_out(
     target: Path, tmp_path: Path, *, is_tuned: bool
@@ -575,7 +604,8 @@ def test_a_damaged_head_that_was_trained_or_measured_here_is_left_out(
     if is_tuned:
         kept = TunedDraft(
             model=model.name, fingerprint=model.model.fingerprint, draft=f"head:{damaged},k=2", plan=None, speedup=1.5,
-            spread=(1.2, 1.6), texts=8, temperatures=(0.0,), conditions=conditions_of(model), date="2026-11-28",
+            spread=(1.2, 1.6), texts=8, prompts="mine.jsonl", temperatures=(0.0,),
+            conditions=conditions_of(model), date="2026-11-28",
         )  # fmt: skip
         keep_tuned(kept)
     else:

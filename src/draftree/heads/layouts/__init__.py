@@ -11,7 +11,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol, final
 
@@ -214,8 +214,10 @@ class HeadFolder:
     Errors do not name it: the caller adds its path.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, has_values: bool = True) -> None:
+        """Open a folder; without values, its tensors are on the meta device, and headers of files alone are read."""
         self.path = path
+        self._has_values = has_values
 
     @cached_property
     def values(self) -> Values:
@@ -271,18 +273,19 @@ class HeadFolder:
     def tensors(self, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, Tensor]:
         """Return the tensors with wanted names, on the host, quantized ones as bfloat16."""
         tensors: dict[str, Tensor] = {}
-        if (packed := self._packed) is not None:
-            codes = packed.sources.keys() - self._stored.keys()
-            tensors = {name: packed.values(name).bfloat16() for name in codes if wanted(name)}
         shapes = self.shapes
+        if (packed := self._packed) is not None:
+            for name in filter(wanted, packed.sources.keys() - self._stored.keys()):
+                values = packed.values(name) if self._has_values else torch.empty(shapes[name], device="meta")
+                tensors[name] = values.bfloat16()
         for file in self.files:
             if file.endswith(".safetensors"):
                 with self._safe(file) as held:
-                    tensors |= {
-                        name: held.get_tensor(name) for name in list(held.keys()) if name in shapes and wanted(name)
-                    }
+                    read = held.get_tensor if self._has_values else partial(_without_values, held)
+                    tensors |= {name: read(name) for name in list(held.keys()) if name in shapes and wanted(name)}
             else:
-                tensors |= {name: tensor for name, tensor in self._unpickled(file, "cpu").items() if wanted(name)}
+                held = self._unpickled(file, "cpu" if self._has_values else "meta")
+                tensors |= {name: tensor for name, tensor in held.items() if wanted(name)}
         block = self.values.part("quantization_config", optional=True).get("weight_block_size")
         return expanded(tensors, block or BLOCK)
 
@@ -304,6 +307,12 @@ class HeadFolder:
         if not isinstance(held, dict) or not all(isinstance(value, Tensor) for value in held.values()):
             raise ModelLoadError(f"'{file}' is no table of tensors: nothing else is unpickled")
         return {str(name): value for name, value in held.items()}
+
+
+def _without_values(file: Any, name: str) -> Tensor:
+    part = file.get_slice(name)
+    shape = part.get_shape()
+    return torch.empty(shape, dtype=(part[:0] if shape else file.get_tensor(name)).dtype, device="meta")
 
 
 class Layout(Protocol):
