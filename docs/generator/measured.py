@@ -154,7 +154,7 @@ def text_rows(path: Path) -> Found:
 
 def cells(row: MethodSummary) -> tuple[str, ...]:
     speed = "" if row.decoding is None else f"{row.decoding:.1f}"
-    ratio = "" if row.against_plain is None else f"{row.against_plain.mean:.2f}"
+    ratio = "" if row.against_plain is None else f"{row.against_plain.median:.2f}"
     equal = "not promised" if row.num_equal is None else f"{row.num_equal} of {row.num_prompts}"
     return code(row.method["name"]), speed, f"{row.acceptance_length:.2f}", ratio, equal
 

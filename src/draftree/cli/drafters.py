@@ -70,13 +70,7 @@ def summary(target: Target, found: list[FoundDrafter]) -> str:
 
 
 def lines_of(found: list[FoundDrafter], tuned: list[TunedDraft]) -> list[str]:
-    lines = []
-    for result in tuned:
-        low, high = result.spread
-        lines.append(
-            f"measured here: {result.draft}, {result.speedup:.2f} times plain decoding "
-            f"(quartiles {low:.2f}–{high:.2f}, {result.date})"
-        )
+    lines = [f"measured here: {result.draft}, {result.gain}, {result.date}" for result in tuned]
     for each in found:
         known = each.known
         size = "" if known.bytes is None else short_bytes(known.bytes)

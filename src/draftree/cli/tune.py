@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from draftree.loading.layer_sets import LayerSet
 
 NOTHING = "–"
-HEADINGS = ("drafter", "texts", "tokens/s", "speed-up", "median", "quartiles", "accepted", "predicted", "replayed", "")
+HEADINGS = ("drafter", "texts", "tokens/s", "median", "quartiles", "mean", "accepted", "predicted", "replayed", "")
 REPLAYED = slice(7, 9)  # columns of what replays predict
 
 
@@ -62,16 +62,16 @@ def measured_cells(standing: Standing) -> tuple[str, ...]:
         shown_name(standing),
         str(standing.texts),
         f"{standing.tokens_per_second:.1f}",
-        f"{standing.speedup:.2f}",
         f"{standing.median:.2f}",
         f"{standing.low:.2f}–{standing.high:.2f}",
+        f"{standing.mean:.2f}",
         f"{standing.acceptance_length:.2f}",
     )
 
 
 def predicted_cells(standing: Standing | None) -> tuple[str, str]:
-    """Return the predicted speed-up, and the tokens per round in replays."""
-    return (NOTHING, NOTHING) if standing is None else (f"{standing.speedup:.2f}", f"{standing.acceptance_length:.2f}")
+    """Return the predicted median of speed-ups, and the tokens per round in replays."""
+    return (NOTHING, NOTHING) if standing is None else (f"{standing.median:.2f}", f"{standing.acceptance_length:.2f}")
 
 
 SEARCH = "Search"
@@ -174,7 +174,7 @@ def measure(search: DraftSearch) -> bool:
             if replaces:
                 contest = search.current
                 best = contest.best()
-                shown = "" if best is None else f", {best.candidate.name} {best.speedup:.2f}x"
+                shown = "" if best is None else f", {best.candidate.name} {best.median:.2f}x"
                 kind = "text" if contest is search.contest else "replay of text"
                 write(f"{CLEAR_LINE}{kind} {cell.number + 1}, {len(contest.alive)} drafters left{shown}")
     except KeyboardInterrupt:
@@ -209,10 +209,7 @@ def conclude(search: DraftSearch, *, save: bool) -> bool:
         return False
     plan = f" with plan {result.plan}" if result.plan else ""
     name = "plain decoding" if result.draft == "none" else f"{result.draft}{plan}"
-    say(
-        f"fastest: {name}, {result.speedup:.2f} times plain decoding "
-        f"(quartiles {result.spread[0]:.2f}–{result.spread[1]:.2f}, {result.texts} texts)\n"
-    )
+    say(f"fastest: {name}, {result.gain}\n")
     if not save:
         say("not kept (--dry-run); the same command without it keeps this result\n")
         return True
@@ -230,11 +227,7 @@ def show_kept(model: str | None) -> None:
     for result in results:
         plan = "" if result.plan is None else f" with plan {result.plan}"
         conditions = ", ".join(f"{key} {value}" for key, value in result.conditions.items() if value is not None)
-        low, high = result.spread
-        say(
-            f"{result.model}: {result.draft}{plan}, {result.speedup:.2f} times plain decoding "
-            f"(quartiles {low:.2f}–{high:.2f}, {result.texts} texts, {result.date})\n  {conditions}\n"
-        )
+        say(f"{result.model}: {result.draft}{plan}, {result.gain}, {result.date}\n  {conditions}\n")
 
 
 def forget_kept(model: str | None) -> None:

@@ -37,7 +37,7 @@ from draftree.weights.catalogue import CATALOGUE
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-TUNED_FORMAT = 1
+TUNED_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +46,21 @@ class TunedDraft:
     fingerprint: str  # identity of its weights
     draft: str  # spec of the fastest drafter; "none" for plain decoding
     plan: str | None  # spec of its planner; None for the default
-    speedup: float  # geometric mean over texts of its speed divided by that of plain decoding
+    speedup: float  # median over texts of its speed divided by that of plain decoding
     spread: tuple[float, float]  # first and third quartile of the same
     texts: int
+    prompts: str  # what the texts answer
     temperatures: tuple[float, ...]  # temperatures of the texts
     conditions: Mapping[str, Any]  # machine, threads, dtype, kernels and versions, from `conditions_of`
     date: str  # when it was measured, in UTC
+
+    @property
+    def gain(self) -> str:
+        low, high = self.spread
+        return (
+            f"{self.speedup:.2f} times plain decoding in the median of {self.texts} texts of {self.prompts} "
+            f"(quartiles {low:.2f}–{high:.2f})"
+        )
 
     def difference(self, conditions: Mapping[str, Any]) -> str | None:
         """Return the first difference to other conditions in words; None if there is none."""
@@ -244,8 +253,7 @@ def auto_candidates(loaded: LoadedModel) -> tuple[Iterator[AutoCandidate], list[
     left_out = [] if ignored is None else [ignored]
     candidates: list[AutoCandidate] = []
     if kept is not None:
-        measured = f"'draftree tune' measured {kept.speedup:.2f} times the speed of plain decoding"
-        candidates.append(AutoCandidate(kept.draft, kept.plan, measured))
+        candidates.append(AutoCandidate(kept.draft, kept.plan, f"'draftree tune' measured {kept.gain}"))
 
     def add_head(name: str, reason: str) -> None:
         candidates.extend(_with_and_without_suffix(f"head:{name}", reason))

@@ -49,13 +49,14 @@ def test_what_is_here_and_what_it_gained(tmp_path: Path, capsys: pytest.CaptureF
     spread = (1.1, 1.4)
     kept = TunedDraft(
         model=str(model), fingerprint="f", draft="ngram", plan=None, speedup=1.23, spread=spread, texts=8,
-        temperatures=(0.0,), conditions={}, date="2026-11-27",
+        prompts="mine.jsonl", temperatures=(0.0,), conditions={}, date="2026-11-27",
     )  # fmt: skip
     keep_tuned(kept)
     assert run(["drafters", str(model)]) == 0
     out = capsys.readouterr().out
     assert f"{model}: 1 drafter, 1 here; in {model}\n" in out
-    assert "measured here: ngram, 1.23 times plain decoding (quartiles 1.10–1.40, 2026-11-27)" in out
+    assert "measured here: ngram, 1.23 times plain decoding in the median of 8 texts of mine.jsonl" in out
+    assert "(quartiles 1.10–1.40), 2026-11-27" in out
     assert f"\n{head}\n  eagle3, beside the model\n  fits\n" in out
     assert run(["drafters", str(model), "--json"]) == 0
     values = json.loads(capsys.readouterr().out)
@@ -71,7 +72,7 @@ def test_the_head_of_the_package_is_listed_with_its_gain(capsys: pytest.CaptureF
     assert run(["drafters", "smollm2-135m-instruct"]) == 0
     out = capsys.readouterr().out
     assert "eagle3, 10 MB, Apache-2.0, in this package" in out
-    assert "1.75 times plain decoding" in out
+    assert "1.63 times plain decoding: median of 16 chat prompts" in out
 
 
 def test_a_wrong_list_of_the_user_is_reported_after_the_others(

@@ -1,12 +1,11 @@
 """Statistics of records: medians over repeats, ratios to plain and to the peer, shares of time. No torch.
 
 A prompt's rate is its tokens divided by its seconds, both medians over repeats. A method's rate over many prompts is
-the sum of tokens divided by the sum of seconds; its speed-up is the geometric mean of the prompts' ratios.
+the sum of tokens divided by the sum of seconds; its speed-up is the median of the prompts' ratios.
 """
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,9 +30,9 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Geometric mean and quartiles over prompts of the ratio of two rates."""
+    """Median and quartiles over prompts of the ratio of two rates."""
 
-    mean: float
+    median: float
     low: float
     high: float
 
@@ -173,11 +172,11 @@ def total(rates: Mapping[int, Rate]) -> Rate:
 def ratio(rates: Mapping[int, Rate], base: Mapping[int, Rate]) -> Ratio | None:
     """Return the ratio of rates on every group of prompts that both have; None if there is none."""
     pairs = [(rates[group].value, base[group].value) for group in rates if group in base]
-    logs = [math.log(rate / base_rate) for rate, base_rate in pairs if rate is not None and base_rate is not None]
-    if not logs:
+    ratios = [rate / base_rate for rate, base_rate in pairs if rate is not None and base_rate is not None]
+    if not ratios:
         return None
-    quartiles = statistics.quantiles(logs, n=4, method="inclusive") if len(logs) > 1 else [logs[0]] * 3
-    return Ratio(math.exp(statistics.fmean(logs)), math.exp(quartiles[0]), math.exp(quartiles[2]))
+    low, median, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+    return Ratio(median, low, high)
 
 
 def _grouped(records: Iterable[Record], field: str) -> list[list[Record]]:

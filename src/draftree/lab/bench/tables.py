@@ -383,4 +383,4 @@ def _number(value: float | None) -> str:
 
 
 def _ratio(value: Ratio | None) -> str:
-    return NOTHING if value is None else f"{value.mean:.2f}"
+    return NOTHING if value is None else f"{value.median:.2f}"

@@ -90,7 +90,7 @@ def _length(row: MethodSummary) -> float:
 
 
 def _speed(row: MethodSummary) -> float:
-    return float("nan") if row.against_plain is None else row.against_plain.mean
+    return float("nan") if row.against_plain is None else row.against_plain.median
 
 
 def _draw_guesses(sheet: Any, *, groups: dict[float, list[DistributionRecord]]) -> None:
@@ -133,14 +133,14 @@ def _draw_rules(sheet: Any, *, groups: dict[float, list[DistributionRecord]]) ->
 
 
 def _draw_speed(sheet: Any, *, rows: Sequence[MethodSummary]) -> None:
-    """Draw bars of geometric means, with the quartiles of the prompts as intervals."""
+    """Draw bars of medians, with the quartiles of the prompts as intervals."""
     axes = sheet.subplots()
     rows = [row for row in rows if row.against_plain is not None and row.method["job"] != "plain"] or list(rows)
     names = [_short(row.method["name"]) for row in rows]
     ratios = [row.against_plain or Ratio(0.0, 0.0, 0.0) for row in rows]
-    values = [ratio.mean for ratio in ratios]
-    lows = [max(0.0, ratio.mean - ratio.low) for ratio in ratios]
-    highs = [max(0.0, ratio.high - ratio.mean) for ratio in ratios]
+    values = [ratio.median for ratio in ratios]
+    lows = [max(0.0, ratio.median - ratio.low) for ratio in ratios]
+    highs = [max(0.0, ratio.high - ratio.median) for ratio in ratios]
     colours = [INK["measured"] if value >= 1 else INK["losing"] for value in values]
     axes.barh(names, values, xerr=(lows, highs), color=colours, ecolor=INK["theory"], capsize=2, height=0.6)
     axes.axvline(1.0, color=INK["theory"], linewidth=0.8)

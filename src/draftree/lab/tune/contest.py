@@ -59,7 +59,8 @@ class Standing:
     """The result of one candidate: medians, means and quartiles over its texts.
 
     Attributes:
-        speedup: geometric mean of its speed divided by plain decoding's of the same text.
+        mean: geometric mean of its speed divided by plain decoding's of the same text: candidates are ranked by it.
+        median: of the same; `low` and `high` are its quartiles.
         out: why it was dropped; empty if it was not.
     """
 
@@ -67,7 +68,7 @@ class Standing:
     out: str
     texts: int = 0
     tokens_per_second: float = 0.0
-    speedup: float = 0.0
+    mean: float = 0.0
     median: float = 0.0
     low: float = 0.0
     high: float = 0.0
@@ -131,7 +132,7 @@ class Contest:
         """Return the fastest candidate that is left, plain decoding included; None before the first text."""
         ranked = [self.standing(candidate) for candidate in (*self.alive, PLAIN)]
         return max(
-            (standing for standing in ranked if standing.texts), key=lambda standing: standing.speedup, default=None
+            (standing for standing in ranked if standing.texts), key=lambda standing: standing.mean, default=None
         )
 
     def standings(self) -> list[Standing]:
@@ -139,7 +140,7 @@ class Contest:
         ranked = [self.standing(candidate) for candidate in self._measured]
         return sorted(
             (standing for standing in ranked if standing.texts),
-            key=lambda standing: (bool(standing.out), -standing.texts, -standing.speedup),
+            key=lambda standing: (bool(standing.out), -standing.texts, -standing.mean),
         )
 
     def standing(self, candidate: Candidate) -> Standing:
@@ -156,7 +157,7 @@ class Contest:
             out,
             texts=len(speedups),
             tokens_per_second=statistics.median(1 / samples[cell].seconds_per_token for cell in speedups),
-            speedup=statistics.geometric_mean(ratios),
+            mean=statistics.geometric_mean(ratios),
             median=median,
             low=low,
             high=high,
