@@ -210,7 +210,7 @@ class LLM:
         self.learned = store_of(learning, loaded.model, user=self)
         build = partial(build_parts, methods, loaded, self._tokenizer, trust_remote_code=trusts)
         self._parts = alone(lambda: build(clock=options.clock, learning=self.learned))
-        self._engine = Engine(self._parts, options, on_round=options.on_round)
+        self._engine = engine = Engine(self._parts, options, on_round=options.on_round)
         raced = self._parts.choice(auto.draft) if auto else None
         self._race = Race(raced, auto.published) if auto and raced is not None else None
         if self._race is not None:
@@ -227,7 +227,7 @@ class LLM:
             self._parts,
             self._tokenizer,
             eos_ids=eos_ids_of(loaded, self._tokenizer),
-            slot_room=self._engine.slot_room,
+            slot_room=lambda: engine.slot_room,
             defaults=defaults,
             kernels=loaded.kernels,
             fallback_reason=loaded.fallback_reason,

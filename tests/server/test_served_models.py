@@ -40,7 +40,7 @@ def test_two_models_share_one_budget(tmp_path: Path) -> None:
     )
     total = 64 * 2**20
     models = load_models(ServerSettings.of(models=choices, memory=total, kernels="torch"))
-    budgets = [model.llm.llm.engine._budget.sequence_bytes for model in models]
+    budgets = [model.llm.llm.engine._allocator.budget.sequence_bytes for model in models]
     assert sum(budgets) == pytest.approx(total, abs=2)
     assert budgets[0] == budgets[1]
     body: dict[str, Any] = {"prompt": "The quick brown fox", "max_tokens": 16, "seed": 1}

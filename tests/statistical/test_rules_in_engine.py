@@ -99,7 +99,7 @@ def parts_of(rule: str) -> EngineParts:
 def p_value(parts: EngineParts, temperature: float, *, texts: int = TEXTS) -> float:
     engine = Engine(parts)
     params = SamplingParams(n=texts, max_tokens=LENGTH, temperature=temperature, seed=77, **CONTROLS)
-    sequences = SequenceFactory(parts, None, eos_ids=(), slot_room=100).sequences(PROMPT, params)
+    sequences = SequenceFactory(parts, None, eos_ids=(), slot_room=lambda: 100).sequences(PROMPT, params)
     engine.add(*sequences)
     while not engine.is_idle:
         engine.step()

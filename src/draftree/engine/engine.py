@@ -12,8 +12,9 @@ from collections.abc import Callable, Generator, Sequence
 
 from draftree.core.errors import GenerationError, InvalidRequestError, RankError
 from draftree.core.types import RoundRecord
+from draftree.drafters.base import DraftTraits
 from draftree.engine.client_drafts import PausedSequences
-from draftree.engine.memory import SlotAllocator, slot_budget
+from draftree.engine.memory import SlotAllocator, divided, slot_budget
 from draftree.engine.parts import EngineParts
 from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.round import Chunk, run_round
@@ -49,14 +50,15 @@ class Engine:
         self.parts = parts
         self.lock = parts.target.lock  # lock of the model; unfinished sequences are read under it
         self._limits = limits or EngineLimits()
-        self._budget = slot_budget(parts, self._limits.sequence_memory)
         most = self._limits.max_batch_size or MAX_BATCH
         self._scheduler = Scheduler(min(most, parts.target.max_open or most), self._limits.max_waiting)
-        self._allocator = SlotAllocator(parts, self._budget, keep=self._limits.prefix_cache_size, shares=not together)
+        budget = slot_budget(parts, self._limits.sequence_memory)
+        self._allocator = SlotAllocator(parts, budget, keep=self._limits.prefix_cache_size, shares=not together)
         self.paused = PausedSequences(self._scheduler, self._allocator)  # sequences whose trees come from clients
         # the model may outlive this engine: what is kept must not
         weakref.finalize(self, self.lock.later, self._allocator.prefixes.clear).atexit = False
         self._listeners = [] if on_round is None else [on_round]
+        self._traits = self._all_traits()
         self._together = together
         self._tries_again = tries_again
 
@@ -106,16 +108,16 @@ class Engine:
     @property
     def slot_room(self) -> int | None:
         """Tokens for which one slot has memory, those of a source included; None if tokens take no memory."""
-        return self._budget.longest
+        return self._allocator.budget.longest
 
     @property
     def max_nodes(self) -> int:
         """Drafted tokens of one sequence for which there is memory."""
-        return self._budget.max_nodes
+        return self._allocator.budget.max_nodes
 
     def num_slots(self, length: int) -> int:
         """Slots of this many tokens, prompt and text, that fit into the memory for sequences."""
-        return self._budget.num_slots(length)
+        return self._allocator.budget.num_slots(length)
 
     @property
     def prefill_chunk_size(self) -> int:
@@ -240,12 +242,19 @@ class Engine:
         self._notify(records)
 
     def _round(self, ready: Sequence[WritingSequence], chunks: Sequence[Chunk]) -> list[RoundRecord]:
-        return run_round(self.parts, ready, chunks, max_nodes=self._budget.max_nodes)
+        return run_round(self.parts, ready, chunks, max_nodes=self._allocator.budget.max_nodes)
 
     def _notify(self, records: Sequence[RoundRecord]) -> None:
         for record in records:
             for listener in tuple(self._listeners):
                 listener(record)
+        if self._traits != (traits := self._all_traits()):  # a merged drafter was released
+            self._traits = traits
+            before = self._allocator.budget
+            self._allocator.budget = divided(self.parts, before.sequence_bytes, before.free_bytes)
+
+    def _all_traits(self) -> list[DraftTraits]:
+        return [choice.traits for choice in self.parts.drafters]
 
     def _try_each(self, ready: Sequence[WritingSequence], chunks: Sequence[Chunk], error: Exception) -> None:
         """Retry each sequence of a failed pass alone; those that raise again fail."""

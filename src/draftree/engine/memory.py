@@ -31,7 +31,7 @@ from draftree.engine.prefix_cache import (
 )
 from draftree.engine.sequence import DraftState, WritingSequence, slot_of
 from draftree.models.base import Slot
-from draftree.models.memory import LOGIT_COPIES, free_memory, total
+from draftree.models.memory import LOGIT_COPIES, Footprint, free_memory, total
 from draftree.models.source import EncoderDecoder
 
 SHARE = 0.5  # share of the free memory that sequences may use
@@ -77,19 +77,32 @@ def slot_budget(parts: EngineParts, sequence_bytes: int | None = None) -> SlotBu
     Args:
         sequence_bytes: what sequences may take; None for half of what is free now.
     """
-    target = parts.target.footprint
-    draft = total(choice.drafter.footprint for choice in parts.drafters)
-    nodes = min(max((choice.planner.default_nodes for choice in parts.drafters), default=0), MAX_NODES)
     free = free_memory(parts.target.device)
-    graphs = target.graphs + draft.graphs
+    graphs = parts.target.footprint.graphs + _of_drafters(parts).graphs
     share = int(SHARE * max(0, (UNKNOWN if free is None else free) - graphs))
-    available = share if sequence_bytes is None else sequence_bytes
+    budget = divided(parts, share if sequence_bytes is None else sequence_bytes, free)
+    if sequence_bytes is not None and not budget.num_slots(length := min(SHORT_TEXT, parts.target.max_length)):
+        raise ConfigurationError(
+            f"sequence_memory is {budget.sequence_bytes} bytes, but a text of {length} tokens, the prompt included, "
+            f"takes {budget.slot_bytes(length)}: increase it, or omit it to use half of the free memory"
+        )
+    return budget
+
+
+def _of_drafters(parts: EngineParts) -> Footprint:
+    return total(choice.drafter.footprint for choice in parts.drafters)
+
+
+def divided(parts: EngineParts, available: int, free: int | None) -> SlotBudget:
+    """The division of the bytes that sequences may take among slots, with the drafters that are not released."""
+    target, draft = parts.target.footprint, _of_drafters(parts)
+    nodes = min(max((choice.planner.default_nodes for choice in parts.drafters), default=0), MAX_NODES)
     node_bytes = target.node + draft.node
     most = min(MAX_NODES, int(TREE_SHARE * available) // node_bytes) if node_bytes else MAX_NODES
     nodes = min(nodes, most)
-    budget = SlotBudget(
+    return SlotBudget(
         free_bytes=free,
-        graph_bytes=graphs,
+        graph_bytes=target.graphs + draft.graphs,
         sequence_bytes=available,
         token_bytes=target.token + draft.token,
         state_bytes=target.state + draft.state,
@@ -100,12 +113,6 @@ def slot_budget(parts: EngineParts, sequence_bytes: int | None = None) -> SlotBu
         tree_size=max(DRAFT_ROOM, nodes),
         max_nodes=most,
     )
-    if sequence_bytes is not None and not budget.num_slots(length := min(SHORT_TEXT, parts.target.max_length)):
-        raise ConfigurationError(
-            f"sequence_memory is {budget.sequence_bytes} bytes, but a text of {length} tokens, the prompt included, "
-            f"takes {budget.slot_bytes(length)}: increase it, or omit it to use half of the free memory"
-        )
-    return budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +159,7 @@ class SlotAllocator:
 
     def __init__(self, parts: EngineParts, budget: SlotBudget, *, keep: int, shares: bool) -> None:
         self._parts = parts
-        self._budget = budget
+        self.budget = budget
         if keep and parts.sink is not None:
             raise ConfigurationError(
                 f"prefix_cache_size is {keep}, but hidden states of every token are recorded: set it to 0"
@@ -172,14 +179,14 @@ class SlotAllocator:
 
     def require_fit(self, sequence: WritingSequence) -> None:
         """Refuse what can never fit, with the numbers."""
-        need = self._budget.slot_bytes(sequence.limit + sequence.source_length)
-        if need > self._budget.sequence_bytes:
-            per_text = self._budget.state_bytes + self._budget.round_bytes
+        need = self.budget.slot_bytes(sequence.limit + sequence.source_length)
+        if need > self.budget.sequence_bytes:
+            per_text = self.budget.state_bytes + self.budget.round_bytes
             raise InvalidRequestError(
                 f"a text of up to {sequence.limit} tokens, the prompt included, needs {_megabytes(need)} "
-                f"({self._budget.token_bytes} bytes a token, and {_megabytes(per_text)} for states and logits), but "
-                f"texts may take {_megabytes(self._budget.sequence_bytes)}, enough for "
-                f"{self._budget.longest or 0} tokens: shorten the prompt, or lower max_tokens",
+                f"({self.budget.token_bytes} bytes a token, and {_megabytes(per_text)} for states and logits), but "
+                f"texts may take {_megabytes(self.budget.sequence_bytes)}, enough for "
+                f"{self.budget.longest or 0} tokens: shorten the prompt, or lower max_tokens",
                 param="max_tokens",
             )
 
@@ -189,7 +196,7 @@ class SlotAllocator:
             return True
         # all slots are as long as the longest
         longest = max(min(s.limit, len(s.history) + ahead) + s.source_length for s in sequences)
-        return self._budget.num_slots(longest) >= len(sequences)
+        return self.budget.num_slots(longest) >= len(sequences)
 
     def open(self, running: Sequence[WritingSequence]) -> None:
         """Slots for those that have none, shared where prompts begin alike; room for what the next pass appends."""
@@ -329,16 +336,16 @@ class SlotAllocator:
         """Slots that may be open: one for each that runs, and for kept prefixes what memory is left."""
         running = len(self._running)
         longest = max(len(s.history) + s.source_length for s in self._running)
-        return max(running, min(running + self.prefixes.limit, self._budget.num_slots(longest)))
+        return max(running, min(running + self.prefixes.limit, self.budget.num_slots(longest)))
 
     def _reserve(self, count: int, sequences: Sequence[WritingSequence]) -> None:
         """Room for so many slots, and for these texts: more than is too little now, so that it is seldom exchanged."""
-        needed = max(len(s.history) for s in sequences) + self._budget.tree_size
+        needed = max(len(s.history) for s in sequences) + self.budget.tree_size
         if count <= self._count and needed <= self._length:
             return
         length, most = self._length, self._count
         if needed > length:
-            longest = max(s.limit for s in sequences) + self._budget.tree_size
+            longest = max(s.limit for s in sequences) + self.budget.tree_size
             length = min(longest, max(needed + AHEAD, 2 * length))
         if count > most:
             most = max(count, min(self._most_open(), 2 * most))

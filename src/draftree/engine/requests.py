@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Unpack
 
@@ -41,7 +41,8 @@ class SequenceFactory:
     tokenizer: Tokenizer | None  # the target's; None if it has none
     _: KW_ONLY
     eos_ids: Sequence[int]  # the model's tokens that end a text
-    slot_room: int | None  # tokens for which one slot has memory, those of a source included; None for no limit
+    # tokens for which one slot has memory, those of a source included; None for no limit
+    slot_room: Callable[[], int | None]
     defaults: Sampling = NEUTRAL  # the model's sampling, for parameters that a request does not give
     kernels: str = ""
     fallback_reason: str | None = None
@@ -179,7 +180,8 @@ class SequenceFactory:
             # as many as fit; the engine refuses a prompt for which there is no memory
             configured = None if opening.rules is None else opening.rules.max_length
             # a source takes memory, but no place in the decoder's context
-            most = context if self.slot_room is None else min(context, self.slot_room - opening.source_length)
+            room = self.slot_room()
+            most = context if room is None else min(context, room - opening.source_length)
             return max(most if configured is None else min(most, configured), len(ids) + 1)
         if len(ids) + params.max_tokens > context:
             kind = "prompt" if opening.source is None else "decoder prompt"

@@ -37,7 +37,7 @@ def written(draft: str, verify: str) -> tuple[CompletionStats, ...]:
         load_draft=lambda name: LoadedDraftModel(TableLM(SMALL, order=2), None, name),
     )
     engine = Engine(parts, EngineLimits(max_batch_size=8))
-    requests = SequenceFactory(parts, None, eos_ids=(), slot_room=engine.slot_room)
+    requests = SequenceFactory(parts, None, eos_ids=(), slot_room=lambda: engine.slot_room)
     sequences = [
         sequence
         for seed in range(8)

@@ -89,7 +89,7 @@ class CountedEngine:
             load_draft=load,
         )
         self.engine = Engine(parts, limits)
-        self.requests = SequenceFactory(parts, None, eos_ids=(), slot_room=self.engine.slot_room)
+        self.requests = SequenceFactory(parts, None, eos_ids=(), slot_room=lambda: self.engine.slot_room)
 
     def add(self, ids: Sequence[int], **params: Any) -> list[WritingSequence]:
         """Queue a request."""

@@ -86,7 +86,7 @@ def written(
     engine.on_round(note_parts)
     if race is not None:
         engine.on_round(race.observe)
-    requests = SequenceFactory(parts, None, eos_ids=(), slot_room=engine.slot_room)
+    requests = SequenceFactory(parts, None, eos_ids=(), slot_room=lambda: engine.slot_room)
     tokens, seconds = [], []
     for number in range(texts):
         start = clock.seconds

@@ -47,13 +47,14 @@ def test_a_released_drafter_leaves_nothing_behind(kernels: str, kind: str, tmp_p
     lost = f"model:{target}" if kind == "model" else f"head:{head_folder(tmp_path, kind, **sizes)}"
     plain = [text.token_ids for text in LLM(model, "none").generate(PROMPTS, PARAMS)]
     alone = LLM(model, kept)._parts
-    llm = LLM(model, f"{kept}+{lost}")
+    llm = LLM(model, f"{kept}+{lost}", sequence_memory=10_000_000)
     assert [text.token_ids for text in llm.generate(PROMPTS, PARAMS)] == plain
     choice = llm._parts.drafters[0]
     winner, loser = choice.drafter._drafters
     owned = reached(loser)
     for shared in reached(model.model, winner):
         owned.pop(shared, None)
+    has_keys = loser.footprint.token > 0
     weights = choice.drafter.footprint.weights - alone.drafters[0].drafter.footprint.weights
     assert sum(thing.nbytes for thing in owned.values() if isinstance(thing, torch.Tensor)) >= weights > 10_000
     references = [weakref.ref(thing) for thing in owned.values() if type(thing).__weakrefoffset__]
@@ -64,4 +65,7 @@ def test_a_released_drafter_leaves_nothing_behind(kernels: str, kind: str, tmp_p
     assert [reference() for reference in references if reference() is not None] == []
     assert choice.drafter.footprint == alone.drafters[0].drafter.footprint
     assert llm._parts.capture == alone.capture, "nor are hidden states recorded for it"
+    slots, longest = llm.engine.num_slots(100), llm.engine.slot_room
     assert [text.token_ids for text in llm.generate(PROMPTS, PARAMS)] == plain
+    assert llm.engine.slot_room > longest, "texts get its memory"
+    assert not has_keys or llm.engine.num_slots(100) > slots
