@@ -79,6 +79,7 @@ TITLES: dict[str, Paper] = {
     "2404.16710": Paper("LayerSkip", "Elhoushi et al.", "drafting with the first layers"),
     "2405.04434": Paper("DeepSeek-V2", "DeepSeek-AI", "latent attention of native kernels"),
     "2405.21060": Paper("Mamba2", "Dao, Gu", "recurrent layers of native kernels"),
+    "2411.15242": Paper("Zamba2", "Glorioso et al.", "shared blocks of native kernels"),
     "2406.08464": Paper("Magpie", "Xu et al.", "prompts that the model itself generates"),
     "2406.14066": Paper("SmartSpec", "Liu et al.", "goodput: draft length from measured cost"),
     "2406.16858": Paper("EAGLE-2", "Li et al.", "trees by confidence, few extended nodes"),

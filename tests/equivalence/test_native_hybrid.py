@@ -62,6 +62,21 @@ def test_logits_are_those_of_transformers(family: str) -> None:
     assert (found - wanted).pow(2).mean().sqrt() < 1e-5 * (wanted.max() - wanted.min())
 
 
+@pytest.mark.parametrize("family", ["nemotron_h", "zamba2", "zamba2-nope"])
+def test_captured_states_are_those_before_the_layers_of_transformers(family: str) -> None:
+    lm, tokens = native(family), text(20)
+    peer = fresh(family, **(SIZES | HYBRIDS[family]))
+    assert lm.num_layers == peer.config.num_hidden_layers
+    with torch.inference_mode():
+        wanted = peer(input_ids=torch.tensor([tokens]), use_cache=False, output_hidden_states=True).hidden_states
+    slot = lm.open()
+    layers = range(lm.num_layers - 1, -1, -1)
+    result = lm.run(Pass([Extend(slot, tokens, range(-1, len(tokens) - 1))], capture=tuple(layers)))
+    lm.close(slot)
+    for index, layer in enumerate(layers):
+        assert (result.hidden[:, index] - wanted[layer][0]).abs().max() < 1e-4 * wanted[layer].abs().max(), layer
+
+
 def test_experts_are_chosen_by_scores_with_a_bias() -> None:
     model, tokens = fresh("lfm2_moe", **(SIZES | HYBRIDS["lfm2_moe"])), text(100)
     generator = torch.Generator().manual_seed(5)
@@ -221,13 +236,13 @@ def test_a_quantized_copy_drafts_on_the_states_of_its_target(family: str) -> Non
     read(lm, slot, tokens[:40])
     drafted = copy.run(Pass([Extend(slot, tokens[40:50], range(-1, 9))], part)).logits.tensor()
     spread = wanted.max() - wanted.min()
-    assert 0 < (drafted - wanted[40:50]).abs().max() < 0.1 * spread
+    assert 0 < (drafted - wanted[40:50]).pow(2).mean().sqrt() < 0.05 * spread
     assert torch.equal(read(lm, slot, tokens[40:]), wanted[40:])
     lm.close(slot)
 
 
 @pytest.mark.parametrize("kind", DTYPES)
-@pytest.mark.parametrize("family", ["lfm3", "qwen3_5_text", "nemotron_h", "kimi_linear"])
+@pytest.mark.parametrize("family", ["lfm3", "qwen3_5_text", "nemotron_h", "kimi_linear", "zamba2"])
 def test_packed_weights_in_a_folder_give_the_same_bits(family: str, kind: str, tmp_path: Path) -> None:
     model = fresh(family, dtype=DTYPES[kind], **(SIZES | HYBRIDS[family]))
     blueprint, quantization = plan_model(model), kind if kind in QUANTIZED else None
@@ -240,7 +255,7 @@ def test_packed_weights_in_a_folder_give_the_same_bits(family: str, kind: str, t
 def test_every_set_of_instructions_agrees(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     other = built(name)
     monkeypatch.setattr(decoder, "library", lambda: other)
-    for family in ("lfm3", "qwen3_5_text", "bamba", "kimi_linear"):
+    for family in ("lfm3", "qwen3_5_text", "bamba", "kimi_linear", "zamba2"):
         lm, tokens = lowered(family, "bfloat16"), text(60)
         rows = whole(lm, tokens)
         spread = rows.max() - rows.min()

@@ -77,7 +77,7 @@ def test_files_of_another_dtype(tmp_path: Path, dtype: torch.dtype, reads: list[
         assert len(reads) == 1
 
 
-@pytest.mark.parametrize("family", ["qwen3_5_text", "falcon_h1", "lfm2", "lfm3", "nemotron_h"])
+@pytest.mark.parametrize("family", ["qwen3_5_text", "falcon_h1", "lfm2", "lfm3", "nemotron_h", "zamba2"])
 def test_recurrent_layers_whose_files_are_finer_than_the_model(tmp_path: Path, family: str, reads: list[Path]) -> None:
     fresh(family, **(native_samples.SIZES | HYBRIDS[family])).save_pretrained(tmp_path / family)
     for options in ({"dtype": "bfloat16"}, {"dtype": "bfloat16", "quantization": "int4"}):

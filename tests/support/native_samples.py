@@ -112,6 +112,14 @@ MAMBA: dict[str, Any] = {
     "mamba_d_state": 16,
     "mamba_expand": 2,
 }
+ZAMBA: dict[str, Any] = {  # small: attention to wide inputs with random weights is sharp, which amplifies rounding
+    "hidden_size": 32,
+    "head_dim": 16,
+    "n_mamba_heads": 4,
+    "mamba_d_state": 16,
+    "tie_word_embeddings": True,
+    "num_logits_to_keep": 0,
+}
 HYBRIDS: dict[str, dict[str, Any]] = {
     "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32},
     "lfm2_moe": {
@@ -170,6 +178,24 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "mlp_multipliers": [0.75, 0.2],
         "embedding_multiplier": 5.0,
         "lm_head_multiplier": 0.5,
+    },
+    "zamba2": {
+        **ZAMBA,
+        "num_hidden_layers": 5,
+        "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid", "hybrid"],
+        "mamba_ngroups": 2,
+        "num_key_value_heads": 4,
+        "num_mem_blocks": 2,
+        "use_shared_attention_adapter": True,
+        "adapter_rank": 2,
+        "intermediate_size": 32,
+        "use_mem_rope": True,
+    },
+    "zamba2-nope": {
+        **ZAMBA,
+        "num_hidden_layers": 3,
+        "layers_block_type": ["hybrid", "linear_attention", "hybrid"],
+        "adapter_rank": 8,
     },
     "nemotron_h": {
         "num_hidden_layers": 5,

@@ -299,6 +299,8 @@ class PackedStart:
         quantization = self.key.quantization
         if self._budget is None:
             return NativeModel(blueprint, weights, quantization=quantization)
+        if any(layer.is_beside for layer in blueprint.layers):
+            raise NativeUnavailableError("layers beside the residual stream are not streamed")
         place = self._place
         with _packing_folder(place) as work:
             fresh = work / "fresh"

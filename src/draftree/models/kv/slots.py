@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from itertools import chain
+from itertools import chain, pairwise
 
 import numpy as np
 import torch
@@ -513,13 +513,20 @@ class LayerRange:
         """Return whether the rows run through all `num_layers` layers and only logits are returned."""
         return (self.first, self.end) == (0, num_layers) and self.is_plain
 
-    def skipped(self, num_layers: int) -> np.ndarray | None:
-        """Return two flags per layer: whether its attention, and its perceptron, are skipped."""
+    def skipped(self, starts: Sequence[int]) -> np.ndarray | None:
+        """Return two flags per native layer: whether its attention, and its perceptron, are skipped.
+
+        `starts`: the first native layer of each layer, and their number. A layer with two has its perceptron in the
+        first one, beside the residual stream, and its mixer in the second; the first is skipped as a whole.
+        """
         if self.part is None or not (self.part.attention or self.part.mlp):
             return None
-        flags = np.zeros((num_layers, 2), dtype=np.uint8)
-        flags[sorted(self.part.attention), 0] = 1
-        flags[sorted(self.part.mlp), 1] = 1
+        flags = np.zeros((starts[-1], 2), dtype=np.uint8)
+        flags[[starts[layer + 1] - 1 for layer in self.part.attention], 0] = 1
+        flags[[starts[layer + 1] - 1 for layer in self.part.mlp], 1] = 1
+        for start, end in pairwise(starts):
+            if end - start > 1:
+                flags[start] = flags[end - 1].any()
         return flags
 
 

@@ -42,6 +42,8 @@ class LinearBlueprint:
     unpaired: int = 0  # outputs of each head before those, after which its last ones follow in this case
     part: OutputPart | None = None  # outputs of the weight that are used; None for all
     factor: float = 1.0  # by which the weight is multiplied
+    added: tuple[str, str] | None = None  # names of two weights, of which the second times the first is added
+    after: str | None = None  # name of a weight by which the results are multiplied; None for none
 
     @property
     def is_reordered(self) -> bool:
@@ -55,7 +57,12 @@ class LinearBlueprint:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+        names = (self.weight, self.bias, *(self.added or ()), self.after)
+        return tuple(name for name in names if name is not None)
+
+    @property
+    def is_merged(self) -> bool:
+        return self.added is not None or self.after is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,6 +388,9 @@ class LayerBlueprint:
     # normed residual stream, concatenated; None for other layers
     embedding_norm: str | None = None
     is_normed_residual: bool = False  # whether the residual stream of a joined layer starts after `attention_norm`
+    # whether the layer reads the residual stream and after it the embedding of the token, normed together, and what it
+    # gives is added to what the mixer of the next layer reads, and not to the residual stream
+    is_beside: bool = False
     sees_block: bool = False  # whether rows of a block also attend to its later rows
     source: SourceBlueprint | None = None  # attention to sources, after that to the text; None for none
     score_bias: int | None = None  # index in `Blueprint.score_biases`; None for none
@@ -544,6 +554,10 @@ class Blueprint:
                 place = f"[{part.groups}, {part.first}:{part.end}]"
                 bias = None if linear.bias is None else f"{linear.bias}{place}"
                 linear = replace(linear, weight=f"{linear.weight}{place}", bias=bias, part=None)
+            if linear.is_merged:
+                merged = f"[{linear.added}, {linear.after}]"
+                bias = None if linear.bias is None else f"{linear.bias}{merged}"
+                linear = replace(linear, weight=f"{linear.weight}{merged}", bias=bias, added=None, after=None)
             plain_order: dict[str, Any] = {"groups": 0, "pairs": 0, "unpaired": 0}
             return replace(linear, is_transposed=False, is_interleaved=False, factor=1.0, **plain_order)
 
@@ -587,6 +601,11 @@ class Blueprint:
     def bias_of_norm(self, name: str) -> str | None:
         """Return the name of a norm's bias, from that of its weight; None for none."""
         return f"{name.removesuffix('weight')}bias" if self.has_norm_bias else None
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Index of the first layer here of each layer of the model, and the number of layers here."""
+        return (0, *(index for index, layer in enumerate(self.layers, 1) if not layer.is_beside))
 
     @property
     def is_recurrent(self) -> bool:

@@ -313,6 +313,7 @@ class NativeDecoder:
             weights = PackedWeights(self.library, blueprint, weights, kind=self._format, share=share)
         self.packed: PackedSource = weights
         self._biases = ScoreBiases(self.packed.biases, [layer.score_bias for layer in blueprint.layers])
+        self._starts = blueprint.starts
 
     def store_codes(self) -> None:
         """Store keys and values of later passes in 8 bits, in rows of `KV_SCALE_BYTES` more than a head has numbers."""
@@ -324,7 +325,7 @@ class NativeDecoder:
 
     @property
     def num_layers(self) -> int:
-        return len(self._blueprint.layers)
+        return len(self._starts) - 1
 
     @property
     def weight_bytes(self) -> int:
@@ -423,15 +424,15 @@ class NativeDecoder:
         requested, vocab = array("q", logit_rows), self._blueprint.vocab
         rotated = None if rope_positions is None else array("q", rope_positions)
         run, buffer = self._filled(memory, rows, requested, rotated)
-        run.first_layer, run.last_layer = layer_range.first, layer_range.end
+        run.first_layer, run.last_layer = (self._starts[layer] for layer in (layer_range.first, layer_range.end))
         captured = layers = skipped = None
         if not layer_range.is_plain:
-            layers = array("q", layer_range.captured_layers)
+            layers = array("q", (self._starts[layer] for layer in layer_range.captured_layers))
             captured = torch.empty(rows.count, len(layers), self._blueprint.hidden) if layers else None
             run.num_captured = len(layers)
             run.captured_layers = place_of(layers)
             run.captured = address(captured)
-            skipped = layer_range.skipped(self.num_layers)
+            skipped = layer_range.skipped(self._starts)
             run.hidden_in, run.features = address(layer_range.hidden), address(features)
             run.skipped = None if skipped is None else skipped.ctypes.data
         if sources is not None:
@@ -463,7 +464,7 @@ class NativeDecoder:
         requested, vocab = array("q", range(rows.count)), self._blueprint.vocab
         rotated = None if rope_positions is None else array("q", rope_positions)
         run, buffer = self._filled(memory, rows, requested, rotated, ahead=len(noise))
-        run.last_layer = self.num_layers
+        run.last_layer = self._starts[-1]
         at = RowsAt(buffer.address, rows.count, vocab, vocab)
         count = num_compared(noise[0], vocab)
         tokens = self.library.decode(self.packed.decoder, run, at, noise, count, stop_ids, seconds=seconds)

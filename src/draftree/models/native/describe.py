@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from draftree.models.native.beside import beside, has_adapters, unfolded
 from draftree.models.native.blueprint import (
     CLAMPED_SILU,
     LAYER_NORM,
@@ -55,7 +56,7 @@ from draftree.models.native.modules import (
     runs_before,
     scaled,
 )
-from draftree.models.torch.attention import LayerCall, ProbePass, announced, use_in_decoder
+from draftree.models.torch.attention import LayerCall, ProbePass, announced, numbered, use_in_decoder
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.inspection import context_length, fingerprint, rope_settings
 from draftree.models.torch.layers import scale_of_embedding
@@ -90,8 +91,8 @@ class HybridFacts:
         self.fingerprint = fingerprint(model)
         self.kind = type(model).__name__
         use_in_decoder(model)
-        probe = ProbePass()
-        with torch.inference_mode(), announced(probe):
+        probe, (layers, _) = ProbePass(), unfolded(first_part(model.base_model, *LAYERS))
+        with torch.inference_mode(), numbered(layers), announced(probe):
             model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device), use_cache=False)
         if probe.windows_of_masks != probe.windows_of_calls:
             raise NativeUnavailableError("the window of each of its layers is unknown")
@@ -103,7 +104,7 @@ ModelFacts = HFModel | OwnAttention | HybridFacts
 
 def facts_of(model: Any) -> ModelFacts:
     """Return the facts of a `…ForCausalLM`, whose attention is set to ours where it can be chosen."""
-    if any(recurrent_mixer(layer) is not None for layer in first_part(model.base_model, *LAYERS) or ()):
+    if any(recurrent_mixer(layer) is not None for layer in unfolded(first_part(model.base_model, *LAYERS) or ())[0]):
         return HybridFacts(model)
     layers = first_part(model.base_model, "h")
     attention = first_part(layers[0], "self_attention") if layers is not None and len(layers) else None
@@ -164,13 +165,15 @@ def _before_and_after(
         for index, layer in enumerate(layers):
             attention = attention_of(layer)
             for module in (first_part(attention, *QUERIES), first_part(attention, *QUERY_NORM)):
-                if module is not None:  # of product and norm, which runs later, the last one is kept
+                if module is not None and not has_adapters(
+                    attention
+                ):  # of product and norm, which runs later, the last one is kept
                     hook = module.register_forward_hook(
                         lambda _, inputs, out, index=index: outputs.update({index: out})
                     )
                     stack.callback(hook.remove)
         try:
-            with announced(probe):
+            with numbered(layers), announced(probe):
                 model.model(input_ids=torch.tensor([tokens], device=model.device), use_cache=False)
         except _EnoughError:
             pass
@@ -273,7 +276,8 @@ def mlp_of(layer: Any) -> Any:
         return layer
     if (sublayer := first_part(layer, SUBLAYER)) is not None:
         return sublayer if has_experts(sublayer) or first_part(sublayer, *DOWN) is not None else None
-    return part(layer, "mlp", "feed_forward", "block_sparse_moe", SHARED_EXPERT)
+    take = first_part if attention_of(layer) is None else part
+    return take(layer, "mlp", "feed_forward", "block_sparse_moe", SHARED_EXPERT)
 
 
 def first_products(mlp: Any) -> tuple[str, ...]:
@@ -446,7 +450,7 @@ def read(model: ModelFacts) -> Blueprint:
     inner = model.model
     base = model.model.base_model
     base = base if first_part(base, *LAYERS) is not None else part(base, "decoder")
-    modules = list(part(base, *LAYERS))
+    modules, blocks = unfolded(part(base, *LAYERS))
     if getattr(config, "_heterogeneity_spec", None) is not None:
         raise NativeUnavailableError("its layers have sizes of their own")
     heads = int(config.num_attention_heads)
@@ -468,6 +472,10 @@ def read(model: ModelFacts) -> Blueprint:
         partial(_probe, model), first_norm, part(modules[0], *ATTENTION)
     )
     layers, ropes = _layers(model, modules, rotary, names=names)
+    for use, (index, linear) in enumerate(blocks.items()):
+        block = modules[index]
+        layer = beside(layers[index], attention_of(block), mlp_of(block), linear, use=use, names=names)
+        layers = (*layers[:index], layer, *layers[index + 1 :])
     norm = first_part(base, *LAST_NORM)
     facts = norm_facts(first_norm if norm is None else norm)
     require_like_norms(inner, [name for layer in layers for name in layer.norms], facts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -163,6 +164,10 @@ class PackedWeights:
         self._norms: dict[str, int] = {}
         self._structures: list[Any] = []  # of experts, to which layers point
         self._lent: list[Tensor] = []  # weights of another owner, which are not counted
+        names = Counter(
+            name for layer in blueprint.layers for name in {n for part in layer.linears for n in part.names}
+        )
+        self._shared = {name for name, count in names.items() if count > 1}  # weights that several layers use
         size = bytes_needed(blueprint, library, weights, kind=kind, page=PAGE)
         self.arena = huge_pages(size) if arena is None else arena  # memory of all products
         self.layer_ends: list[int] = []  # for each layer, the byte of the arena at which its products end
@@ -171,6 +176,8 @@ class PackedWeights:
         with torch.inference_mode(), ThreadPoolExecutor(torch.get_num_threads()) as pool:
             self._packer = Packer(library, weights, self._dtype, blueprint.head_dim, self._room, self._keep, pool)
             self.layers = (CLayer * len(blueprint.layers))(*map(self._layer, blueprint.layers))
+            for name in self._shared:
+                weights.release(name)
             self.biases = [
                 self._keep(self._rounded(bias.weight)[torch.tensor(bias.buckets)].t().contiguous())
                 for bias in blueprint.score_biases
@@ -254,6 +261,7 @@ class PackedWeights:
             window=layer.window or 0,
             rope=NO_ROPE if layer.rope is None else layer.rope,
             is_normed_residual=layer.is_normed_residual,
+            is_beside=layer.is_beside,
             sees_block=layer.sees_block,
             scaling=layer.scaling,
             score_cap=layer.score_cap or 0.0,
@@ -407,7 +415,8 @@ class PackedWeights:
         """Pack layers with the options of `Packer.pack`, by default in the decoder's format; release their weights."""
         packed = self._packer.pack(linears, self._format if kind is None else kind, **options)
         for name in dict.fromkeys(name for linear in linears if release for name in linear.names):
-            self._weights.release(name)
+            if name not in self._shared:
+                self._weights.release(name)
         return packed
 
     def _room(self, num_bytes: int) -> Tensor:

@@ -186,8 +186,17 @@ class Packer:
         return replace(self, weights=_OneWeight(weight)).pack([whole], kind, first_output=first_output)
 
     def _arranged(self, name: str, linear: LinearBlueprint) -> Tensor:
-        rows = arranged(self.weights.get(name), linear, head_dim=self.head_dim)
+        rows = arranged(self._merged(name, linear), linear, head_dim=self.head_dim)
         return rows if linear.factor == 1.0 else (rows.float() * linear.factor).to(self.dtype)
+
+    def _merged(self, name: str, linear: LinearBlueprint) -> Tensor:
+        weight = self.weights.get(name)
+        if linear.added is not None and name == linear.weight:
+            first, second = (self.weights.get(each).float() for each in linear.added)
+            weight = torch.addmm(weight.float(), second, first)
+        if linear.after is not None:
+            weight = self.weights.get(linear.after).float() @ weight.float()
+        return weight.to(self.dtype) if linear.is_merged else weight
 
     def _bias(self, linears: Sequence[LinearBlueprint], outputs: Sequence[int], *, in_turns: bool) -> Tensor | None:
         """Return the biases of layers that are packed together, float32; None if there are none."""
@@ -250,7 +259,7 @@ class Packer:
             blocks: Sequence[RowBlocks] | None = None if whole is None else [whole]
         else:
             blocks = self.weights.expert_blocks(linear.weight, linear.expert)
-        if blocks is None or linear.factor != 1.0:
+        if blocks is None or linear.factor != 1.0 or linear.is_merged:
             return [self._arranged(linear.weight, linear)]
         if linear.part is not None:
             return [replace(each, order=arranged(each.order, linear, head_dim=self.head_dim)) for each in blocks]

@@ -317,6 +317,8 @@ def divide(blueprint: Blueprint, rank: int, size: int, memory: TeamMemory) -> Sh
         )
     if blueprint.projection is not None or any(layer.embedding_norm is not None for layer in blueprint.layers):
         raise NativeUnavailableError("a model that reads features is not divided")
+    if any(layer.is_beside for layer in blueprint.layers):
+        raise NativeUnavailableError("a model with layers beside its residual stream is not divided")
     if blueprint.is_post_norm:
         raise NativeUnavailableError("a model with norms after its sublayers is not divided")
     if any(layer.experts is not None and layer.mlp_post_norm is not None for layer in blueprint.layers):

@@ -69,7 +69,7 @@ class CLayer(ctypes.Structure):
         *fields(_pointer, "query_norm", "key_norm"),
         *fields(CLinear, "qkv", "output", "gate_up", "down"),
         *fields(_pointer, "keys", "values"),
-        *fields(_size, "window", "sees_block", "rope", "is_normed_residual"),
+        *fields(_size, "window", "sees_block", "rope", "is_normed_residual", "is_beside"),
         *fields(_pointer, "score_bias", "source_norm"),
         *fields(CLinear, "source_query", "source_output"),
         *fields(_float, "source_scaling", "scaling", "score_cap"),

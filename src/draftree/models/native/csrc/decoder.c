@@ -30,6 +30,14 @@ static void add_normed_row(const Work *work, int64_t row, const float *norm) {
     add_normed(work, row, work->joint + row * work->decoder->hidden, norm);
 }
 
+/* adds the residual stream to the results of a layer beside it */
+static void add_stream(const Work *work, int64_t row) {
+    const int64_t hidden = work->decoder->hidden;
+    float *to = work->joint + row * hidden;
+    for (int64_t i = 0; i < hidden; i += LANES)
+        store(to + i, load(to + i) + load(work->x + row * hidden + i));
+}
+
 INLINE int is_captured(const Pass *pass, int64_t index, int64_t from, int64_t to) {
     return pass->captured_layers[index] >= from && pass->captured_layers[index] <= to;
 }
@@ -61,6 +69,8 @@ static void norm_and_capture(const Work *work, const float *stream, const float 
         capture_row(work, row, from, layer);
         if (row >= first_context(work->pass)) {
             write_formatted(work, row, x, hidden, work->decoder->context_norm, format);
+        } else if (joined != NULL && joined->is_beside) {
+            write_beside(work, row, norm);
         } else if (joined != NULL) {
             const float *state = write_joined(work, row, x, joined->embedding_norm, norm);
             if (joined->is_normed_residual) memcpy(x, state, (size_t)hidden * sizeof(float));
@@ -133,11 +143,13 @@ static void prepare_mixer(const Work *work, const Layer *layer, int phase) {
     }
 }
 
-static void mixer_part(Work *work, int64_t index, int64_t from, float *scratch, int phase) {
+/* `stream`: the residual stream, or its sum with the results of the layer beside it */
+static void mixer_part(Work *work, const float *stream, int64_t index, int64_t from, float *scratch,
+                       int phase) {
     const Decoder *decoder = work->decoder;
     const Layer *layer = decoder->layers + index;
-    const Layer *joined = layer->embedding_norm == NULL ? NULL : layer;
-    norm_and_capture(work, work->x, layer->attention_norm, joined, from, index, decoder->format,
+    const Layer *joined = layer->embedding_norm == NULL && !layer->is_beside ? NULL : layer;
+    norm_and_capture(work, stream, layer->attention_norm, joined, from, index, decoder->format,
                      phase + ATTENTION_NORM);
     prepare_mixer(work, layer, phase);
     const Recurrence *recurrence = layer->recurrence;
@@ -151,7 +163,7 @@ static void mixer_part(Work *work, int64_t index, int64_t from, float *scratch, 
                     has_both ? joined_results(work, layer, row) : work->mixed + row * width, width,
                     NULL);
     product(work, &layer->output, rows, phase + OUTPUT,
-            layer->attention_post_norm == NULL ? TO_STREAM : TO_JOINT);
+            layer->attention_post_norm == NULL && !layer->is_beside ? TO_STREAM : TO_JOINT);
     meet(work, phase + OUTPUT);
     if (layer->attention_post_norm == NULL) return;
     EACH(index, num_own_rows(work, rows), phase + ATTENTION_POST_NORM)
@@ -179,7 +191,8 @@ static void source_part(Work *work, int64_t index, float *scratch, int phase) {
     product(work, &layer->source_output, work->rows, phase + SOURCE_OUTPUT, TO_STREAM);
 }
 
-/* `stream`: the residual stream, or of a parallel layer the one before its attention */
+/* `stream`: the residual stream, of a parallel layer the one before its attention, or of a layer beside
+ * the residual stream the results of its attention */
 static void mlp_part(Work *work, const float *stream, int64_t index, int64_t from, int phase) {
     const Decoder *decoder = work->decoder;
     const Layer *layer = decoder->layers + index;
@@ -202,8 +215,10 @@ static void mlp_part(Work *work, const float *stream, int64_t index, int64_t fro
             write_input(work, row, work->mixed + row * down.inner, down.inner, NULL);
     }
     product(&down, &layer->down, work->rows, phase + DOWN,
-            layer->mlp_post_norm == NULL ? TO_STREAM : TO_JOINT);
+            layer->mlp_post_norm == NULL && !layer->is_beside ? TO_STREAM : TO_JOINT);
     meet(work, phase + DOWN);
+    if (layer->is_beside)
+        EACH(row, work->rows, phase + ADD_STREAM) add_stream(work, row);
     if (layer->mlp_post_norm == NULL) return;
     EACH(index, num_own_rows(work, work->rows), phase + MLP_POST_NORM)
         add_normed_row(work, own_row(work, index), layer->mlp_post_norm);
@@ -217,6 +232,7 @@ static void run_layers(Work *work, float *scratch) {
     const int64_t last = pass->last_layer;
     int64_t from = pass->first_layer; /* the first layer whose input is not captured yet */
     int phase = PASS_PHASES;
+    const float *input = work->x; /* of the next mixer */
     for (int64_t i = pass->first_layer; i < last; i++, phase += LAYER_PHASES) {
         const uint8_t *skipped = pass->skipped == NULL ? NULL : pass->skipped + 2 * i;
         const float *stream = work->x;
@@ -224,16 +240,18 @@ static void run_layers(Work *work, float *scratch) {
         const int has_mixer = layer->qkv.weight != NULL,
                   has_perceptron = layer->experts != NULL || layer->gate_up.weight != NULL;
         if (has_mixer && (skipped == NULL || !skipped[0])) {
-            mixer_part(work, i, from, scratch, phase);
+            mixer_part(work, input, i, from, scratch, phase);
             if (layer->source_query.weight != NULL)
                 source_part(work, i, scratch, phase);
             if (work->decoder->is_parallel) stream = work->before;
+            if (layer->is_beside) stream = work->joint;
             from = i + 1;
         }
         if (asking.rows && has_perceptron && (skipped == NULL || !skipped[1])) {
             mlp_part(&asking, stream, i, from, phase);
             from = i + 1;
         }
+        input = stream == work->joint ? stream : work->x;
     }
     if (captures(pass, from, last))
         EACH(row, work->rows, CAPTURE_LAST) capture_row(work, row, from, last);

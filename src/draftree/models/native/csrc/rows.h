@@ -172,6 +172,15 @@ static const float *write_joined(const Work *work, int64_t row, const float *sta
     return both + hidden;
 }
 
+/* writes the input of a layer beside the residual stream; the product after it overwrites work->wide */
+static void write_beside(const Work *work, int64_t row, const float *norm) {
+    const int64_t hidden = work->decoder->hidden;
+    float *both = work->wide + row * 2 * hidden;
+    memcpy(both, work->x + row * hidden, (size_t)hidden * sizeof(float));
+    embed(work, row, both + hidden);
+    write_input(work, row, both, 2 * hidden, norm);
+}
+
 /* writes the input of the projection; the products after it overwrite work->wide */
 static void write_features(const Work *work, int64_t row) {
     const Decoder *decoder = work->decoder;

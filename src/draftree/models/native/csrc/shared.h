@@ -171,6 +171,9 @@ typedef struct {
  *   embedding_norm       of a joined layer, whose attention reads the normed embedding of the token
  *                        and after it the normed residual stream; otherwise NULL
  *   is_normed_residual   of a joined layer: its residual stream starts after attention_norm
+ *   is_beside      whether the layer reads the residual stream and after it the embedding of the
+ *                  token, normed together, and its results are not added to the residual stream, but
+ *                  to what the mixer of the next layer reads
  *   keys, values   [slot][kv head][place][head_dim]; slots lie the pass's slot_step apart; codes
  *                  of 8 bits have a scale after each head_dim
  *   qkv, output    of attention, or of the recurrence; weights NULL: no mixer
@@ -210,6 +213,7 @@ typedef struct {
     FIELD(int64_t, sees_block) \
     FIELD(int64_t, rope) \
     FIELD(int64_t, is_normed_residual) \
+    FIELD(int64_t, is_beside) \
     FIELD(const float *, score_bias) \
     FIELD(const float *, source_norm) \
     FIELD(Linear, source_query) \

@@ -36,5 +36,6 @@ enum {
     DOWN_INPUT,
     DOWN,
     MLP_POST_NORM,
+    ADD_STREAM,
     LAYER_PHASES
 };
