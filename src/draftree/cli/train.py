@@ -20,7 +20,7 @@ from draftree.cli.options import EXECUTION_OPTIONS, Setup, takes, takes_setup, v
 from draftree.cli.render import CLEAR_LINE, INTERRUPTED, is_terminal, note, resolve_with_bar, say, write
 from draftree.cli.train_data import PROMPTS, data, prepare, prompt_sets, prompts, run
 from draftree.cli.tune import announce, conclude, measure, say_differences, table
-from draftree.core.errors import ConfigurationError, suggestion
+from draftree.core.errors import ConfigurationError, DraftreeError, suggestion
 from draftree.core.files import PathLock
 from draftree.loading.resolve import require_sound
 from draftree.options import EXECUTION
@@ -370,7 +370,7 @@ def distill(
 
 
 STUDENT_START = "smollm2-135m-instruct"
-TIMES_SMALLER = 4  # a target is at least so many times as large as the model that a student starts from
+TIMES_SMALLER = 4  # least bytes of a target's weights for each parameter of the model that a student starts from
 UNSEEN_PROMPTS = 24  # prompts of the measurement, which no text of training answers
 PLAN = "plan.json"
 MAX_HOURS = 10_000
@@ -479,10 +479,18 @@ def make_data(setup: Setup, folder: Path, sets: Sequence[PromptSet], hours: floa
 def plan_of(
     loaded: LoadedModel, setup: Setup, capture: Capture, settings: CaptureSettings, hours: float
 ) -> TrainingPlan:
-    """Measure the speeds of answers and of products, and return the plan."""
+    """Measure the speeds of answers, of products and of rounds, and return the plan."""
     from draftree.loading.options import resolve_place
     from draftree.models.memory import inner_width
-    from draftree.train.automatic import Machine, TargetSize, operations_per_second, plan_training
+    from draftree.train.automatic import (
+        Machine,
+        Student,
+        TargetSize,
+        operations_per_second,
+        plan_training,
+        vocabularies_for,
+    )
+    from draftree.train.costs import head_costs, round_costs
     from draftree.train.data.capture import estimate
     from draftree.train.preparing import text_config
     from draftree.weights.catalogue import CATALOGUE
@@ -493,17 +501,21 @@ def plan_of(
         raise ConfigurationError(f"'{loaded.name}' can answer none of the prompts: give others (--prompts)")
     target = TargetSize(
         fingerprint=loaded.model.fingerprint,
-        num_bytes=loaded.model.footprint.weights,
         hidden=capture.recipe.hidden,
         inner=inner_width(text_config(loaded)),
         vocab=capture.recipe.vocab,
-        is_quantized=loaded.quantization is not None,
     )
-    start = CATALOGUE[STUDENT_START]
-    is_small = 2 * start.num_parameters * TIMES_SMALLER > target.num_bytes
-    student = None if is_small else (start.name, start.num_parameters)
     machine = Machine(answers.tokens_per_second, operations_per_second(dtype, device), answers.tokens)
-    return plan_training(target, machine, hours, student)
+    heads = head_costs(loaded, vocabularies_for(target.vocab))
+    start = CATALOGUE[STUDENT_START]
+    student = None
+    if start.num_parameters * TIMES_SMALLER <= loaded.model.footprint.weights:
+        try:
+            resolve_with_bar(start.name)
+            student = Student(start.name, start.num_parameters, round_costs(loaded, f"model:{start.name}"))
+        except DraftreeError as error:
+            note(f"no student is considered: {error}")
+    return plan_training(target, machine, hours, heads, student)
 
 
 def write_unseen(capture: Capture, path: Path) -> None:

@@ -1,20 +1,23 @@
 """What `draftree train auto` makes: kind and size of a drafter for a target on this machine, by a model of cost.
 
-Rates of acceptance are those of the lab note on training; speeds are measured here.
+Rates of acceptance are those of the lab note on training; speeds and costs of rounds are measured here.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import inf, log2
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.files import MALFORMED, read_json, write_json
+from draftree.train.costs import LONGEST, Costs
 
 HEAD, STUDENT = "head", "student"
 """Kinds: a head on the target's hidden states; a small chat model that gets the target's tokens."""
@@ -22,15 +25,14 @@ MEASURED = 0.1  # share of the time that is left for the measurement of the resu
 EFFICIENCY = 0.2
 """Share of the speed of large products that training reaches: 2,670 predictions per second of a SmolLM2-135M head at
 one level and 1,330 at three, by a thread with 435 billion operations per second."""
-STUDENT_RATE = 0.65  # acceptance of each drafted token of a student (SmolLM2-135M for TinyLlama, 75,000 predictions)
+STUDENT_RATE = 0.65
+"""Acceptance of each drafted token of a student: SmolLM2-135M for TinyLlama, open prompts, with 75,000 as with 640,000
+predictions."""
 FIRST_PREDICTIONS, FIRST_RATE, RATE_BY_DOUBLING, HIGHEST_RATE = 200_000, 0.34, 0.036, 0.62
 """Acceptance of each drafted token of a head, by predictions that it was trained on (SmolLM2-135M)."""
 VOCABULARIES = (4_096, 8_192, 16_384, 32_768)
 TOKENS_BY_DOUBLING = 0.028
 """Relative gain in acceptance of a draft vocabulary of twice the size; 8,192 tokens are the base."""
-ROW, QUANTIZED_ROW = 0.03, 0.10
-"""Cost of another row of a pass, relative to a pass of one row, with 16 bits and with fewer."""
-LONGEST = 6  # longest draft that is considered
 PROBE_SIZE, PROBE_SECONDS = 1024, 0.5
 
 
@@ -46,11 +48,9 @@ class Machine:
 @dataclass(frozen=True, slots=True)
 class TargetSize:
     fingerprint: str  # of the target itself
-    num_bytes: int  # bytes of its weights, which a pass reads
     hidden: int
     inner: int  # inner width of its perceptrons
     vocab: int
-    is_quantized: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,31 +108,46 @@ def operations_per_second(dtype: torch.dtype, device: torch.device) -> float:
     return (count - 1) * 2 * PROBE_SIZE**3 / seconds
 
 
-def plan_training(target: TargetSize, machine: Machine, hours: float, student: tuple[str, int] | None) -> TrainingPlan:
+@dataclass(frozen=True, slots=True)
+class Student:
+    """The model that a student would start from."""
+
+    name: str
+    num_parameters: int
+    costs: Costs
+
+
+def vocabularies_for(vocab: int) -> tuple[int, ...]:
+    """Return the draft vocabularies to compare for a target with so many tokens."""
+    return tuple(size for size in VOCABULARIES if size < vocab) or (vocab,)
+
+
+def plan_training(
+    target: TargetSize, machine: Machine, hours: float, heads: Mapping[int, Costs], student: Student | None
+) -> TrainingPlan:
     """Return the plan with the highest expected speed.
 
-    `hours`: of data, training and measurement together. `student`: name and number of parameters of the model that a
-    student would start from; None for a head only.
+    Args:
+        hours: of data, training and measurement together.
+        heads: costs of heads by their draft vocabularies.
+        student: None for a head only.
     """
-    plans = [_plan(target, machine, hours, vocab, None) for vocab in VOCABULARIES if vocab < target.vocab]
-    plans = plans or [_plan(target, machine, hours, target.vocab, None)]
+    plans = [_plan(target, machine, hours, costs, vocab, None) for vocab, costs in heads.items()]
     if student is not None:
-        plans.append(_plan(target, machine, hours, None, student))
+        plans.append(_plan(target, machine, hours, student.costs, None, student))
     return max(plans, key=lambda plan: plan.speedup)
 
 
 def _plan(
-    target: TargetSize, machine: Machine, hours: float, vocab: int | None, student: tuple[str, int] | None
+    target: TargetSize, machine: Machine, hours: float, costs: Costs, vocab: int | None, student: Student | None
 ) -> TrainingPlan:
     if student is None:
         assert vocab is not None, "a head has a draft vocabulary"
         layer = 9 * target.hidden**2 + 3 * target.hidden * target.inner
         output = vocab * target.hidden
-        weights = layer + output
         operations = 6 * layer + 4 * output  # the output head is frozen
     else:
-        weights = student[1]
-        operations = 6 * weights
+        operations = 6 * student.num_parameters
     trained = machine.operations * EFFICIENCY / operations
     seconds = 3600 * hours * (1 - MEASURED)
     # as many predictions as tokens if data are made faster than they are learned, otherwise half of the time for each
@@ -144,21 +159,20 @@ def _plan(
     else:
         learned = FIRST_RATE + RATE_BY_DOUBLING * log2(max(1, predictions) / FIRST_PREDICTIONS)
         rate = max(0.0, min(HIGHEST_RATE, learned)) * (1 + TOKENS_BY_DOUBLING * log2(vocab / VOCABULARIES[1]))
-    row = QUANTIZED_ROW if target.is_quantized else ROW
-    cost = row + 2 * weights / target.num_bytes
-    lengths = [sum(rate**depth for depth in range(length + 1)) for length in range(LONGEST + 1)]
-    length = max(range(1, LONGEST + 1), key=lambda length: lengths[length] / (1 + length * cost))
+    tokens = [sum(rate**depth for depth in range(length + 1)) for length in range(LONGEST + 1)]
+    cost = np.interp(range(LONGEST + 1), [0, *costs], [1.0, *costs.values()])
+    length = max(range(1, LONGEST + 1), key=lambda length: tokens[length] / cost[length])
     return TrainingPlan(
         target.fingerprint,
         hours,
         STUDENT if student else HEAD,
-        student[0] if student else None,
+        student.name if student else None,
         vocab,
         max(1, round(data_seconds * machine.tokens)),
         (seconds - data_seconds) / 60,
         predictions,
-        lengths[length],
-        lengths[length] / (1 + length * cost),
+        tokens[length],
+        float(tokens[length] / cost[length]),
     )
 
 

@@ -12,52 +12,98 @@ from draftree import LLM
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
 from draftree.core.files import PathLock
-from draftree.train.automatic import HEAD, STUDENT, Machine, TargetSize, TrainingPlan, plan_training
+from draftree.loading.load import load_model
+from draftree.train.automatic import (
+    HEAD,
+    STUDENT,
+    Machine,
+    Student,
+    TargetSize,
+    TrainingPlan,
+    plan_training,
+    vocabularies_for,
+)
+from draftree.train.costs import LENGTHS, Costs, head_costs, round_costs
 from draftree.train.loop import TrainingRun
 from train_folders import prompts_file
 
-SMOLLM2 = TargetSize(
-    fingerprint="small", num_bytes=270_000_000, hidden=576, inner=1536, vocab=49_152, is_quantized=False
-)
-TINYLLAMA = TargetSize(
-    fingerprint="large", num_bytes=2_200_000_000, hidden=2048, inner=5632, vocab=32_000, is_quantized=False
-)
+SMOLLM2 = TargetSize(fingerprint="small", hidden=576, inner=1536, vocab=49_152)
+TINYLLAMA = TargetSize(fingerprint="large", hidden=2048, inner=5632, vocab=32_000)
+
+
+def costs(level: float) -> Costs:
+    """Costs of rounds whose drafts take that share of a plain round for each token, rows included."""
+    return {length: 1 + length * level for length in LENGTHS}
+
+
+def heads(target: TargetSize, first: float = 0.08, more: float = 0.05) -> dict[int, Costs]:
+    """Costs of heads that grow with the draft vocabulary, by `more` from none to 49,152 tokens."""
+    return {vocab: costs(first + more * vocab / 49_152) for vocab in vocabularies_for(target.vocab)}
+
+
+SMALL_HEADS, LARGE_HEADS = heads(SMOLLM2), heads(TINYLLAMA, 0.15)
 MACHINE = Machine(tokens=900, operations=3e11, most_tokens=10**9)
 
 
 def test_a_small_target_gets_a_head_and_a_large_one_a_student() -> None:
-    small = plan_training(SMOLLM2, MACHINE, 2, None)
+    small = plan_training(SMOLLM2, MACHINE, 2, SMALL_HEADS, None)
     assert small.kind == HEAD
     assert small.start is None
-    large = plan_training(TINYLLAMA, replace(MACHINE, tokens=120), 2, ("small", 135_000_000))
+    slow = replace(MACHINE, tokens=120)
+    student = Student("small", 135_000_000, costs(0.2))
+    large = plan_training(TINYLLAMA, slow, 2, LARGE_HEADS, student)
     assert (large.kind, large.start, large.draft_vocab) == (STUDENT, "small", None)
     # a student that costs as much as the target never pays
-    assert plan_training(SMOLLM2, MACHINE, 2, ("small", 135_000_000)).kind == HEAD
+    assert plan_training(TINYLLAMA, slow, 2, LARGE_HEADS, replace(student, costs=costs(1.0))).kind == HEAD
+
+
+def test_the_expected_gain_follows_from_the_measured_costs() -> None:
+    """Rounds of TinyLlama in int8 with SmolLM2-135M, whose weights have 8 bits too, on two idle cores."""
+    measured = {1: 1.23, 3: 1.75, 6: 2.6}
+    plan = plan_training(
+        TINYLLAMA, replace(MACHINE, tokens=120), 2, LARGE_HEADS, Student("small", 135_000_000, measured)
+    )
+    assert plan.kind == STUDENT
+    assert plan.speedup == pytest.approx(max((1 + 0.65) / 1.23, (1 + 0.65 + 0.65**2) / 1.49), abs=0.01)
+
+
+def test_costs_are_those_of_rounds_with_full_drafts(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftree.train.costs.ENOUGH_SECONDS", 0.0)
+    loaded = load_model(model, dtype="float32")
+    measured = head_costs(loaded, (8, 16, 32))
+    assert measured.keys() == {8, 16, 32}
+    for length in LENGTHS:
+        small, middle, large = (measured[vocab][length] for vocab in (8, 16, 32))
+        assert middle == pytest.approx(small + (large - small) / 3)
+    # a draft model of the target's own size
+    own = round_costs(loaded, f"model:{model}")
+    assert own.keys() == set(LENGTHS)
+    assert own[6] > own[1] > 1
 
 
 def test_data_and_training_fill_the_time() -> None:
     for target, tokens in ((SMOLLM2, 900), (SMOLLM2, 10), (TINYLLAMA, 120)):
-        plan = plan_training(target, replace(MACHINE, tokens=tokens), 2, None)
+        plan = plan_training(target, replace(MACHINE, tokens=tokens), 2, heads(target), None)
         assert plan.data_tokens / tokens / 60 + plan.minutes == pytest.approx(108, rel=0.01)
         assert plan.predictions >= 0.99 * plan.data_tokens
 
 
 def test_time_that_the_prompts_do_not_need_is_for_training() -> None:
-    plan = plan_training(SMOLLM2, replace(MACHINE, most_tokens=90_000), 2, None)
+    plan = plan_training(SMOLLM2, replace(MACHINE, most_tokens=90_000), 2, SMALL_HEADS, None)
     assert plan.data_tokens == 90_000
     assert plan.minutes == pytest.approx(0.9 * 120 - 100 / 60)
 
 
 def test_more_time_is_expected_to_bring_more() -> None:
-    speedups = [plan_training(SMOLLM2, MACHINE, hours, None).speedup for hours in (0.02, 0.2, 2)]
+    speedups = [plan_training(SMOLLM2, MACHINE, hours, SMALL_HEADS, None).speedup for hours in (0.02, 0.2, 2)]
     assert speedups == sorted(speedups)
     assert speedups[0] < speedups[-1]
 
 
 def test_a_wide_target_gets_a_larger_draft_vocabulary() -> None:
-    wide = replace(TINYLLAMA, num_bytes=140_000_000_000, hidden=4096, inner=28_672, vocab=128_000)
-    chosen = plan_training(wide, MACHINE, 2, None).draft_vocab
-    small = plan_training(SMOLLM2, MACHINE, 2, None).draft_vocab
+    wide = replace(TINYLLAMA, hidden=4096, inner=28_672, vocab=128_000)
+    chosen = plan_training(wide, MACHINE, 2, heads(wide, 0.01, 0.001), None).draft_vocab
+    small = plan_training(SMOLLM2, MACHINE, 2, SMALL_HEADS, None).draft_vocab
     assert chosen is not None
     assert small is not None
     assert chosen > small
@@ -133,7 +179,7 @@ def test_plans_for_another_model_or_time_and_damaged_ones_are_refused(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out"
-    plan = plan_training(SMOLLM2, MACHINE, 0.01, None)
+    plan = plan_training(SMOLLM2, MACHINE, 0.01, SMALL_HEADS, None)
     plan.write(output / "plan.json")
     command = ["train", "auto", str(model), "--output", str(output), "--dtype", "float32"]
     assert run([*command, "--hours", "0.01"]) == 1
