@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import math
+import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +25,8 @@ from draftree.models.base import Commit, Extend, LayerSubset, Slot
 from draftree.models.memory import free_memory
 from draftree.sampling.logits import Logits
 
-MIN_LENGTH = 1024  # slots on a device have multiples of so many tokens, if there is room
-SPARE = 8  # factor of slots reserved in host memory over slots requested
+MIN_LENGTH = 1024  # slots have multiples of so many tokens, if there is room
+MIN_HELD = 64  # slots for which host memory is reserved, if there is room
 CLOSED = -1  # index of a closed slot
 
 
@@ -51,6 +53,11 @@ class KVSlot(Slot):
     @property
     def num_tentative(self) -> int:
         return len(self.parents)
+
+    @property
+    def num_stored(self) -> int:
+        """Tentative nodes, or partial ones in their places if these are more."""
+        return max(self.num_tentative, self.partial.nodes.num_tentative if self.partial else 0)
 
     def append(self, parents: Sequence[int]) -> None:
         for parent in parents:
@@ -107,10 +114,6 @@ class KVMemory:
         self.values: dict[int, Tensor] = {}
 
     @property
-    def num_bytes(self) -> int:
-        return self.num_slots * (self.length + self.num_scratch) * self.token_bytes
-
-    @property
     def is_on_host(self) -> bool:
         return self._device.type == "cpu"
 
@@ -130,36 +133,36 @@ class KVMemory:
         self.keys, self.values = {}, {}
 
     def reserve(self, num_slots: int, length: int, *, used: Mapping[int, int]) -> None:
-        """Make room. The first `used` tokens of each slot are kept, all others are lost."""
+        """Make room for at least this length. The first `used` tokens of each slot are kept, all others are lost."""
         if (num_slots, length) == (self.num_slots, self.length):
             return
-        if length != self.length or num_slots > self._num_held:
+        if length > self.length or num_slots > self._num_held:
             self._exchange(num_slots, length, used)
         self.version += 1
-        self.num_slots, self.length = num_slots, length
+        self.num_slots = num_slots
         for (keys, values), layers in zip(self._stores, self._layers_by_shape().values(), strict=True):
             for place, layer in enumerate(layers):
                 self.keys[layer], self.values[layer] = keys[:num_slots, place], values[:num_slots, place]
 
     def _exchange(self, num_slots: int, length: int, used: Mapping[int, int]) -> None:
-        # untouched host memory costs nothing: slots that are added later fit without a copy
-        held = num_slots * SPARE if self.is_on_host else num_slots
+        held, longer = num_slots, length
+        if self.is_on_host:  # untouched memory costs nothing: more and longer slots fit without a copy
+            held, longer = max(num_slots, MIN_HELD), whole_length(length)
         try:
-            stores = self._stores_of(held, length)
-        except MemoryError:  # on a system that counts untouched memory as well
-            held, stores = num_slots, self._stores_of(num_slots, length)
-        for old, new in zip(self._slots(), chain.from_iterable(stores), strict=False):  # there may be no old ones
-            for slot, count in used.items():
-                new[slot, :, :, :count] = old[slot, :, :, :count]
-        self._stores, self._num_held = stores, held
+            stores = self._stores_of(held, longer)
+        except (MemoryError, OSError):  # on a system that counts untouched memory as well
+            held, longer, stores = num_slots, length, self._stores_of(num_slots, length)
+        with single_threaded():
+            for old, new in zip(self._slots(), chain.from_iterable(stores), strict=False):  # there may be no old ones
+                for slot, count in used.items():
+                    new[slot, :, :, :count] = old[slot, :, :, :count]
+        self._stores, self._num_held, self.length = stores, held, longer
 
     def _stores_of(self, num_slots: int, length: int) -> list[tuple[Tensor, Tensor]]:
         def zeros(*shape: int) -> Tensor:
             if not self.is_on_host or 0 in shape:
                 return torch.zeros(shape, dtype=self.dtype, device=self._device)
-            # numpy gets zeroed pages from the system, which cost nothing until they are written
-            size = math.prod(shape) * self.dtype.itemsize
-            return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(self.dtype).view(shape)
+            return untouched(math.prod(shape) * self.dtype.itemsize).view(self.dtype).view(shape)
 
         stores = []
         for shape, layers in self._layers_by_shape().items():
@@ -170,7 +173,7 @@ class KVMemory:
     def with_room_to_grow(self, num_slots: int, length: int) -> tuple[int, int]:
         """Return more and longer slots if half of the free memory holds them: every growth drops all graphs."""
         wide = 1 << max(0, num_slots - 1).bit_length()
-        long = max(1, -(-length // MIN_LENGTH)) * MIN_LENGTH
+        long = whole_length(length)
         free = free_memory(self._device)
         is_small = free is not None and wide * (long + self.num_scratch) * self.token_bytes <= free // 2
         return (wide, long) if is_small else (num_slots, length)
@@ -220,8 +223,9 @@ class KVMemory:
 
     @torch.inference_mode()
     def copy(self, source: int, target: int, length: int) -> None:
-        for store in self._slots():
-            store[target, :, :, :length] = store[source, :, :, :length]
+        with single_threaded():  # other threads may be busy for longer than this takes
+            for store in self._slots():
+                store[target, :, :, :length] = store[source, :, :, :length]
 
     @torch.inference_mode()
     def write(self, slot: int, layers: Mapping[int, tuple[Tensor, Tensor]], length: int) -> None:
@@ -243,7 +247,22 @@ class KVMemory:
         self.wipe(slot)
 
 
-MAX_PARTIAL = 512  # maximum number of partial nodes after a slot's prefix and tree
+def whole_length(length: int) -> int:
+    """Return the smallest multiple of `MIN_LENGTH` that is not less, at least one."""
+    return max(1, -(-length // MIN_LENGTH)) * MIN_LENGTH
+
+
+def untouched(num_bytes: int) -> Tensor:
+    """Return zero bytes whose pages take memory and time when they are first written.
+
+    Pages are small: with the first token of a slot, huge ones would take memory for all of its tokens.
+    """
+    if not hasattr(mmap, "MADV_NOHUGEPAGE"):
+        return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8))
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 class Leftovers(Enum):
@@ -342,11 +361,8 @@ class SlotPool:
             num_slots, length = max(num_slots, memory.num_slots), memory.length
         if not memory.is_on_host:
             num_slots, length = memory.with_room_to_grow(num_slots, length)
-        # partial nodes are counted elsewhere; tokens that a pass is about to append are not stored yet
-        used = {
-            index: min(memory.length, slot.length + slot.num_tentative + MAX_PARTIAL)
-            for index, slot in self._open.items()
-        }
+        # tokens that a pass is about to append are not stored yet
+        used = {index: min(memory.length, slot.length + slot.num_stored) for index, slot in self._open.items()}
         memory.reserve(num_slots, length, used=used)
         if self.states is not None:
             self.states.reserve(num_slots)

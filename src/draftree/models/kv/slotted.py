@@ -91,11 +91,11 @@ class SlottedModel(LanguageModel):
         return PassResult.of_jobs(jobs, output.logits, output.captured)
 
     def _run_whole(self, jobs: Sequence[Extend], capture: tuple[int, ...]) -> RangeOutput:
+        nodes = self._pool.append([kv_slot(job.slot) for job in jobs], jobs)
         partials = self._take_partials(jobs, capture)
         if partials:
             # a state moves over settled tokens in all layers at once: partial nodes have their own states
             jobs = [replace(job, settled=0) if index in partials else job for index, job in enumerate(jobs)]
-        nodes = self._pool.append([kv_slot(job.slot) for job in jobs], jobs)
         layers = self._resumed(jobs, nodes, partials) if partials else LayerRange(0, self.num_layers)
         return self._counted_pass(jobs, nodes, replace(layers, capture=capture) if capture else layers)
 
