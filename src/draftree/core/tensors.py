@@ -51,6 +51,14 @@ def to_host(tensor: Tensor) -> list[Any]:
     return tensor.tolist()
 
 
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Return the rows of all parts; the calling thread copies them: others may be busy for longer than that takes."""
+    if len(parts) == 1:
+        return parts[0]
+    with single_threaded():
+        return torch.cat(tuple(parts))
+
+
 def layers_of(hidden: Tensor, columns: Sequence[int]) -> Tensor:
     """Return layers of hidden states, in any order, shape (rows, columns, hidden)."""
     if list(columns) == list(range(hidden.shape[1])):

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftree.core.host import single_threaded
-from draftree.core.tensors import rows_of, to_device
+from draftree.core.tensors import joined, rows_of, to_device
 from draftree.heads.base import FeatureHead
 from draftree.models.base import Commit, Extend
 from draftree.models.kv.slots import KVMemory, KVSlot, LayerShape, Leftovers, SlotPool
@@ -204,7 +204,7 @@ def requested_rows(jobs: Sequence[RowJob]) -> list[int]:
 def joined_before(jobs: Sequence[RowJob]) -> Tensor:
     """Return what is before the rows of all jobs."""
     assert len({job.is_projected for job in jobs}) == 1, "the jobs of a pass are of one kind"
-    return jobs[0].before if len(jobs) == 1 else torch.cat([job.before for job in jobs])
+    return joined([job.before for job in jobs])
 
 
 @final

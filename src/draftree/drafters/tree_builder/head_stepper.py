@@ -21,7 +21,7 @@ from typing import TypeVar, final
 import torch
 from torch import Tensor
 
-from draftree.core.tensors import rows_of
+from draftree.core.tensors import joined, rows_of
 from draftree.drafters.base import SequenceView
 from draftree.drafters.tree_builder.builder import Stepper
 from draftree.drafters.tree_builder.model_stepper import IDLE_ROUNDS, PREFILL_ROWS
@@ -94,7 +94,7 @@ def first_rows(pieces: Sequence[Unread], end: int) -> Rows | None:
         parts.append(part.hidden)
     if not parts:
         return None
-    return Rows(positions, parts[0] if len(parts) == 1 else torch.cat(parts))
+    return Rows(positions, joined(parts))
 
 
 def drop_before(pieces: list[Unread], position: int) -> None:
