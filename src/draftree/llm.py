@@ -169,8 +169,8 @@ class LLM:
         trust_remote_code: whether Python code in the folders of the model and of the drafter's model may run.
         tokenizer: the transformers tokenizer of a loaded model; None for a model that is loaded from files.
         max_batch_size: maximum number of running sequences; None for as many as memory allows, up to 32.
-        prefill_chunk_size: maximum prompt tokens per pass while other sequences are decoding. A larger value lowers
-            the time to first token of new requests, and raises the inter-token latency of running ones.
+        prefill_chunk_size: prompt tokens per pass while other sequences decode; per prompt, up to 512 in all, while
+            more wait than decode. A larger value lowers the time to first token and raises the inter-token latency.
         prefix_cache_size: maximum number of finished sequences whose keys and values are kept for later prompts.
         sequence_memory: bytes for keys, values and logits of all sequences; None for half of the memory that is free
             when the model is loaded. A request that cannot fit is refused.

@@ -18,7 +18,7 @@ from draftree.engine.memory import SlotAllocator, divided, slot_budget
 from draftree.engine.parts import EngineParts
 from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.round import Chunk, run_round
-from draftree.engine.scheduler import PREFILL_TOKENS_IDLE, Scheduler, reading_sizes
+from draftree.engine.scheduler import Scheduler, prefill_budget, reading_sizes
 from draftree.engine.sequence import Update, WritingSequence, slot_of
 from draftree.options import EngineLimits
 
@@ -218,8 +218,8 @@ class Engine:
         running = [s for s in self._scheduler.running if s.slot is not None and not s.is_finished]
         reading = [s for s in running if s.num_pending > PENDING_TOKENS_IN_ROUND or s.scores_prompt]
         writing = [s for s in running if s not in reading and not s.is_paused]
-        beside = any(s.counts.rounds for s in writing) and not self._together
-        budget = self._limits.prefill_chunk_size if beside else PREFILL_TOKENS_IDLE
+        num_decoding = 0 if self._together else sum(s.counts.rounds > 0 for s in writing)
+        budget = prefill_budget(len(reading), num_decoding, self._limits.prefill_chunk_size)
         sizes = reading_sizes(reading, budget, vocab_size=self.parts.target.vocab_size)
         ends = map(self._allocator.chunk_end, reading)
         sizes = [min(count, end - slot_of(s).length) for s, count, end in zip(reading, sizes, ends, strict=True)]

@@ -15,6 +15,23 @@ RANK = attrgetter("rank")
 PREFILL_TOKENS_IDLE = 512  # prompt tokens per pass while no sequence is decoding
 
 
+def prefill_budget(num_reading: int, num_decoding: int, chunk_size: int) -> int:
+    """Return how many prompt tokens a pass may read.
+
+    While more sequences wait for their first token than decode, they get a chunk each, as far as an idle engine would
+    read: a pass over many rows costs less per row, so all of them wait for less time.
+
+    Args:
+        num_reading: sequences with unread prompt tokens.
+        num_decoding: sequences that have written tokens and wait for the next one.
+        chunk_size: prompt tokens per pass while others decode.
+    """
+    if not num_decoding:
+        return PREFILL_TOKENS_IDLE
+    chunks = num_reading if num_reading > num_decoding else 1
+    return max(chunk_size, min(chunks * chunk_size, PREFILL_TOKENS_IDLE))
+
+
 def split_prefill_budget(pending: Sequence[int], budget: int) -> list[int]:
     """Return how many tokens each sequence may prefill, at most its unread ones.
 

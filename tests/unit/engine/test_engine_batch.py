@@ -8,7 +8,6 @@ import pytest
 
 from draftree import LLM, SamplingParams
 from draftree.core.types import RoundRecord
-from draftree.engine import engine as engines
 from draftree.engine.engine import Engine
 from draftree.engine.parts import EngineParts
 from draftree.engine.sequence import FinishReason, WritingSequence
@@ -165,7 +164,7 @@ def test_prompts_around_a_chunk(monkeypatch: pytest.MonkeyPatch, length: int) ->
     prompt = [i % VOCAB for i in range(length)]
     params = SamplingParams(max_tokens=4, seed=1)
     (whole,) = LLM(model(), "none").generate(prompt, params)
-    monkeypatch.setattr(engines, "PREFILL_TOKENS_IDLE", 16)
+    monkeypatch.setattr("draftree.engine.scheduler.PREFILL_TOKENS_IDLE", 16)
     (pieces,) = LLM(model(), "ngram,min=1").generate(prompt, params)
     assert pieces.token_ids == whole.token_ids
     assert pieces.stats.prompt_tokens == length

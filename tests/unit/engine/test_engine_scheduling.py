@@ -6,7 +6,7 @@ import pytest
 
 from draftree.core.errors import InvalidRequestError, QueueFullError
 from draftree.engine.memory import SlotBudget
-from draftree.engine.scheduler import split_prefill_budget
+from draftree.engine.scheduler import prefill_budget, split_prefill_budget
 from draftree.engine.sequence import FinishReason
 from draftree.options import EngineLimits
 from engine_samples import engine_of, request, run, table_llm, text
@@ -30,6 +30,29 @@ from engine_samples import engine_of, request, run, table_llm, text
 )
 def test_shares_of_a_pass(pending: list[int], budget: int, given: list[int]) -> None:
     assert split_prefill_budget(pending, budget) == given
+
+
+@pytest.mark.parametrize(
+    ("num_reading", "num_decoding", "chunk_size", "given"),
+    [(3, 0, 64, 512), (1, 1, 64, 64), (2, 1, 64, 128), (15, 1, 64, 512), (7, 9, 64, 64), (2, 1, 800, 800)],
+)
+def test_the_more_wait_for_a_first_token_the_more_is_read(
+    num_reading: int, num_decoding: int, chunk_size: int, given: int
+) -> None:
+    assert prefill_budget(num_reading, num_decoding, chunk_size) == given
+
+
+def test_prompts_that_arrive_together_are_read_together() -> None:
+    llm = table_llm()
+    engine = engine_of(llm, EngineLimits(max_batch_size=8, prefill_chunk_size=16))
+    (writing,) = request(llm, [1], max_tokens=200, seed=1)
+    engine.add(writing)
+    engine.step()
+    arriving = [s for first in range(5) for s in request(llm, [first, *[2] * 15], max_tokens=3, seed=first)]
+    engine.add(*arriving)
+    engine.step()
+    assert [s.history.num_output_tokens for s in arriving] == [1] * 5
+    assert writing.history.num_output_tokens == 2
 
 
 def test_a_long_prompt_and_short_ones_do_not_starve_each_other() -> None:

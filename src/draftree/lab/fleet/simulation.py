@@ -25,7 +25,7 @@ from functools import partial
 from typing import final
 
 from draftree.engine.client_drafts import longest_wait
-from draftree.engine.scheduler import PREFILL_TOKENS_IDLE, split_prefill_budget
+from draftree.engine.scheduler import prefill_budget, split_prefill_budget
 from draftree.engine.trace import Trace
 from draftree.lab.fleet.curves import PassCurve
 from draftree.options import PREFILL_TOKENS_BUSY
@@ -389,9 +389,9 @@ class Replica:
 
     def next_step(self, prefill_busy: int) -> FleetStep | None:
         """Read the next parts of prompts, and return the step; None if there is nothing to do."""
-        budget = prefill_busy if any(sequence.written for sequence in self.running) else PREFILL_TOKENS_IDLE
         rows = prompt_rows = 0
         reading = [sequence for sequence in self.running if not sequence.written]
+        budget = prefill_budget(len(reading), len(self.running) - len(reading), prefill_busy)
         shares = split_prefill_budget([sequence.unread for sequence in reading], budget)
         for sequence, share in zip(reading, shares, strict=True):
             sequence.unread -= share
