@@ -135,7 +135,7 @@ class ModelOptions(EngineLimits):
         "SCOPE",
     )
     dtype: Any = _loaded_with("auto", "auto, float32, bfloat16, float16 or float64.", "NAME")  # noqa: RUF009, immutable
-    device: str = _loaded_with("auto", "auto, cpu, cuda or cuda:N.", "NAME")
+    device: str = _loaded_with("auto", "auto, cpu, cuda, cuda:N, xpu or mps.", "NAME")
     kernels: str = _loaded_with("auto", "Implementation of passes: auto, native, torch or graphs.", "NAME")
     quantization: str | None = _loaded_with(
         None, "int8 or int4 weights: faster, but a different model; unquantized by default.", "NAME"

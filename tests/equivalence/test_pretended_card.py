@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from torch import Tensor
 
 from card_process import CardProcess, logprobs_of
 from draftree import LLM, SamplingParams
@@ -75,10 +77,14 @@ def expected(params: tuple[tuple[str, Any], ...], batch: int) -> list[dict[str, 
 
 
 def run_on_card(
-    card: CardProcess, draft: str, params: dict[str, Any], turns: Sequence[Sequence[Sequence[int]]]
+    card: CardProcess,
+    draft: str,
+    params: dict[str, Any],
+    turns: Sequence[Sequence[Sequence[int]]],
+    on: dict[str, Any] | str = TARGET,
 ) -> dict[str, Any]:
     options = {} if draft == "none" else {"plan": "fixed"}
-    result = card.run(target=TARGET, draft=draft, params=params, turns=turns, options=options)
+    result = card.run(target=on, draft=draft, params=params, turns=turns, options=options)
     assert result["is_on_card"]
     assert result["why_eager"] is None
     return result
@@ -153,3 +159,49 @@ def test_what_a_card_does_not_allow_raises(card: CardProcess) -> None:
     assert "would repeat the copy" in reasons["copy in a capture"]
     assert reasons["replayed"] == [5.0, 7.0]
     assert reasons["waits"] == {"copy from pageable memory": 1, "copy to the host": 1, "indices from the host": 1}
+
+
+OTHER_DRAFTS = ("none", "suffix", "model:{small},tree=best-8,k=4", "head:{eagle3},tree=best-8,k=4", "head:{dflash}")
+FILTERED = {**SAMPLED, "top_p": 0.8, "top_k": 20, "logprobs": 3}
+
+
+@pytest.mark.parametrize("device_type", ["xpu", "mps"])
+def test_other_devices_write_the_texts_of_a_cpu(folders: dict[str, Path], device_type: str) -> None:
+    process = CardProcess(device_type)
+    try:
+        for draft in OTHER_DRAFTS:
+            for params in (GREEDY, FILTERED):
+                result = run_on_card(process, draft.format(**folders), params, [PROMPTS])
+                (texts,) = result["texts"]
+                wanted = expected(tuple(params.items()), len(PROMPTS))
+                assert [text["tokens"] for text in texts] == [text["tokens"] for text in wanted], draft
+    finally:
+        process.close()
+
+
+def float8_folder(where: Path) -> Path:
+    """Write a model whose matrices have 8 bits, as transformers reads them on GPUs that multiply such numbers."""
+    model = fresh("llama", **TARGET)
+    tensors: dict[str, Tensor] = {}
+    for name, value in model.state_dict().items():
+        if value.dim() == 2 and ".layers." in name:
+            scale = value.abs().amax() / 448
+            tensors[name] = (value / scale).to(torch.float8_e4m3fn)
+            tensors[f"{name}_scale_inv"] = torch.full((value.shape[0] // 16, value.shape[1] // 16), float(scale))
+        else:
+            tensors[name] = value.bfloat16()
+    model.config.quantization_config = {"quant_method": "fp8", "weight_block_size": [16, 16]}
+    model.config.save_pretrained(where)
+    save_file(tensors, where / "model.safetensors", metadata={"format": "pt"})
+    return where
+
+
+def test_quantized_weights_are_placed_by_transformers(
+    card: CardProcess, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = str(float8_folder(tmp_path))
+    (wanted,) = run_on_card(card, "none", GREEDY, [PROMPTS[:2]], on=folder)["texts"]
+    (texts,) = run_on_card(card, "model:{small},k=3".format(**folders), GREEDY, [PROMPTS[:2]], on=folder)["texts"]
+    assert texts == wanted
+    plain = LLM(folder, "none", kernels="torch", dtype="bfloat16").generate(PROMPTS[:2], SamplingParams(**GREEDY))
+    assert [text["tokens"] for text in texts] == [list(done.token_ids) for done in plain]

@@ -16,15 +16,15 @@ SUPPORT = Path(__file__).parent
 class CardProcess:
     """Starts the process and sends it jobs."""
 
-    def __init__(self) -> None:
+    def __init__(self, device_type: str = "cuda") -> None:
         roots = [str(SUPPORT), str(SUPPORT.parents[1] / "src")]
         path = os.pathsep.join([*roots, *filter(None, [os.environ.get("PYTHONPATH")])])
         self._process = subprocess.Popen(
-            [sys.executable, __file__],
+            [sys.executable, __file__, device_type],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, "PYTHONPATH": path, "HF_DEACTIVATE_ASYNC_LOAD": "1"},  # threads do not see the card
         )
 
     def run(self, **job: Any) -> dict[str, Any]:
@@ -43,10 +43,11 @@ class CardProcess:
         self._process.communicate()
 
 
-def answer(jobs: TextIO, results: TextIO) -> None:
+def answer(jobs: TextIO, results: TextIO, device_type: str) -> None:
     import torch
 
     from draftree import LLM, SamplingParams
+    from draftree.loading.load import load_model
     from draftree.loading.transformers_model import wrap_model
     from draftree.models.kv import slots
     from draftree.models.torch.static import Shapes
@@ -57,13 +58,19 @@ def answer(jobs: TextIO, results: TextIO) -> None:
     slots.MIN_LENGTH = 128  # without the attention kernel, passes copy the keys of whole slots
     with torch.device("cpu"):
         torch.empty(0)  # torch notes its functions at the first use of a device context
-    card = insert_card()
+    card = insert_card(device_type)
     targets: dict[str, Any] = {}
+
+    def loaded(target: Any) -> Any:
+        if isinstance(target, str):
+            return load_model(target, device=device_type)
+        shapes = Shapes() if device_type == "cuda" else None
+        return wrap_model(fresh("llama", **target).to(device_type), shapes=shapes)
 
     def decode(job: dict[str, Any]) -> dict[str, Any]:
         key = json.dumps(job["target"], sort_keys=True)
         if key not in targets:
-            targets[key] = wrap_model(fresh("llama", **job["target"]).cuda(), shapes=Shapes())
+            targets[key] = loaded(job["target"])
         target, rounds = targets[key], []
 
         def note(record: Any) -> None:
@@ -91,7 +98,7 @@ def answer(jobs: TextIO, results: TextIO) -> None:
             "cached": cached,
             "rounds": rounds,
             "is_on_card": all(isinstance(part, CardTensor) for part in target.model.model.parameters()),
-            "why_eager": target.model.static.why_eager,
+            "why_eager": None if target.model.static is None else target.model.static.why_eager,
         }
 
     def faults() -> dict[str, Any]:
@@ -143,4 +150,4 @@ def logprobs_of(done: Any) -> Any:
 if __name__ == "__main__":
     with os.fdopen(os.dup(1), "w") as pipe:
         os.dup2(2, 1)  # what the package prints is no result
-        answer(sys.stdin, pipe)
+        answer(sys.stdin, pipe, sys.argv[1])

@@ -1,4 +1,4 @@
-"""A CUDA device that computes on the CPU, for tests without a GPU.
+"""A device that computes on the CPU, for tests without a GPU: of CUDA, or Intel's (`xpu`) or Apple's (`mps`).
 
 Tensors on it say `cuda:0`. Operations on tensors of two devices raise. Waits of the host, launches and replays are
 counted by the line of the package that causes them. Graphs are recorded operator by operator and replayed, and what a
@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -28,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 aten = torch.ops.aten
-CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+CPU = torch.device("cpu")
 SOURCE = Path(__file__).with_suffix(".cpp")
 
 
@@ -82,7 +83,7 @@ class CardTensor(Tensor):
     @staticmethod
     def __new__(cls, host: Tensor) -> CardTensor:
         tensor: CardTensor = Tensor._make_wrapper_subclass(
-            cls, host.shape, strides=host.stride(), storage_offset=host.storage_offset(), dtype=host.dtype, device=CUDA
+            cls, host.shape, strides=host.stride(), storage_offset=host.storage_offset(), dtype=host.dtype, device=CARD.device
         )
         tensor.host = host
         return tensor
@@ -116,7 +117,7 @@ class CardTensor(Tensor):
         return copied
 
     def numpy(self, **options: Any) -> Any:
-        raise TypeError("cannot convert a tensor on cuda:0 to numpy: use Tensor.cpu()")
+        raise TypeError(f"cannot convert a tensor on {CARD.device} to numpy: use Tensor.cpu()")
 
     __array__ = numpy  # type: ignore[assignment]
 
@@ -131,6 +132,8 @@ def with_tensors(index: Any) -> Any:
 
 
 def on_card(host: Tensor) -> CardTensor:
+    if CARD.device.type == "mps" and host.dtype == torch.float64:
+        raise TypeError(f"there is no float64 on {CARD.device}, at {line_of_package()}")
     with torch.inference_mode(False):
         return CardTensor(host)
 
@@ -174,6 +177,7 @@ class Card(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
+        self.device = torch.device("cuda", 0)
         self.counts = Counts()
         self._graph: Graph | None = None
 
@@ -211,9 +215,9 @@ class Card(TorchDispatchMode):
     def dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         device = kwargs.get("device")
-        on_cuda = any(isinstance(tensor, CardTensor) for tensor in tensors)
-        makes_cuda = device is not None and torch.device(device).type == "cuda"
-        if not on_cuda and not makes_cuda:
+        is_ours = any(isinstance(tensor, CardTensor) for tensor in tensors)
+        makes_ours = device is not None and torch.device(device).type == self.device.type
+        if not is_ours and not makes_ours:
             return func(*args, **kwargs)
         if func not in ONE_KERNEL and func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
             with self:
@@ -224,12 +228,12 @@ class Card(TorchDispatchMode):
             return self._to_copy(args[0], kwargs)
         if func is aten.copy_.default and not (isinstance(args[0], CardTensor) and isinstance(args[1], CardTensor)):
             return self._copy_between(*args, **kwargs)
-        self._check_devices(func, tensors, args, device, on_cuda)
+        self._check_devices(func, tensors, args, device, is_ours)
         if func in WAITING:
             self.wait(func.__name__)
         return self._compute(func, args, kwargs)
 
-    def _check_devices(self, func: Any, tensors: list[Tensor], args: Any, device: Any, on_cuda: bool) -> None:
+    def _check_devices(self, func: Any, tensors: list[Tensor], args: Any, device: Any, is_ours: bool) -> None:
         others = [tensor for tensor in tensors if not isinstance(tensor, CardTensor)]
         if func in INDEXING and isinstance(args[0], CardTensor):
             indices = [index for index in args[1] if index is not None]
@@ -241,8 +245,8 @@ class Card(TorchDispatchMode):
             others = [other for other in others if all(other is not index for index in indices)]
         if device is not None and torch.device(device).type == "cpu":
             self.wait("result on the host")
-        elif on_cuda and any(other.dim() for other in others):
-            raise DeviceMixError(f"{func} has tensors on {CUDA} and on the host, at {line_of_package()}")
+        elif is_ours and any(other.dim() for other in others):
+            raise DeviceMixError(f"{func} has tensors on {self.device} and on the host, at {line_of_package()}")
 
     def _compute(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         tensors = {
@@ -266,17 +270,17 @@ class Card(TorchDispatchMode):
         options: dict[str, Any] = {
             name: kwargs[name] for name in ("dtype", "layout", "memory_format") if name in kwargs
         }
-        from_cuda = isinstance(source, CardTensor)
-        to_cuda = torch.device(kwargs["device"]).type == "cuda" if kwargs.get("device") is not None else from_cuda
-        if from_cuda and to_cuda:
+        from_card = isinstance(source, CardTensor)
+        to_card = torch.device(kwargs["device"]).type == self.device.type if kwargs.get("device") is not None else from_card
+        if from_card and to_card:
             return self._compute(aten._to_copy.default, (source,), options)
-        if from_cuda:
+        if from_card:
             self.wait("copy to the host")
         else:
             self._sent(source, kwargs.get("non_blocking", False))
         # a copy, even of the same type
         copied = aten._to_copy.default(host_of(source), **options)
-        return on_card(copied) if to_cuda else copied
+        return on_card(copied) if to_card else copied
 
     def _copy_between(self, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
         if isinstance(target, CardTensor):
@@ -325,7 +329,8 @@ def is_pinned(tensor: Tensor, device: Any = None) -> bool:
 
 def why_not() -> str | None:
     """Return why this machine cannot have the card, or None."""
-    if torch.version.cuda is not None or torch.version.hip is not None:
+    own = (torch.version.cuda, torch.version.hip, torch.version.xpu)
+    if any(version is not None for version in own) or torch.backends.mps.is_built():
         return "this torch has a device of its own"
     return None if shutil.which("g++") else "there is no g++ for the device guard"
 
@@ -333,7 +338,8 @@ def why_not() -> str | None:
 def compiled_guard() -> Path:
     """Compile the device guard once per user and version of torch."""
     root = Path(torch.__file__).parent
-    library = Path(tempfile.gettempdir()) / f"draftree-pretended-card-{Path.home().name}-{torch.__version__}.so"
+    version = f"{torch.__version__}-{zlib.crc32(SOURCE.read_bytes()):x}"
+    library = Path(tempfile.gettempdir()) / f"draftree-pretended-card-{Path.home().name}-{version}.so"
     if not library.exists():
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             built = Path(folder) / library.name
@@ -345,40 +351,51 @@ def compiled_guard() -> Path:
     return library
 
 
-def insert_card() -> Card:
-    """Give this process the card, for good."""
-    ctypes.CDLL(str(compiled_guard()))
-    torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(…, device) is a tensor of the host and a copy
-    torch._C._ensureCUDADeviceGuardSet()
-    torch.__future__.set_overwrite_module_params_on_conversion(True)  # parameters of modules change their class
+def replaced_functions(device_type: str) -> dict[str, Any]:
+    """Return what the module of torch for such devices has on a machine with the card."""
+    common: dict[str, Any] = {"device_count": lambda: 1, "synchronize": lambda *args: CARD.wait("synchronize")}
+    if device_type == "mps":
+        return {**common, "recommended_max_memory": lambda: 80 << 30, "driver_allocated_memory": lambda: 40 << 30}
     stream = Stream()
-    replaced: dict[str, Any] = {
+    common |= {
         "_lazy_init": lambda: None,
+        "current_device": lambda: 0,
+        "is_available": lambda: True,
+        "is_bf16_supported": lambda *args, **options: True,
+        "mem_get_info": lambda *args: (40 << 30, 80 << 30),
+    }
+    if device_type == "xpu":
+        return common
+    return {
+        **common,
         "CUDAGraph": Graph,
         "Stream": Stream,
-        "current_device": lambda: 0,
         "current_stream": lambda *args: stream,
         "default_generators": (Generator(),),
         "device": nullcontext,
-        "device_count": lambda: 1,
         "empty_cache": lambda: None,
         "get_device_capability": lambda *args: (7, 5),  # older than our Triton kernels support
         "get_device_name": lambda *args: "pretended card",
         "get_device_properties": lambda *args: SimpleNamespace(total_memory=80 << 30, multi_processor_count=100),
         "graph": CARD.recording,
         "graph_pool_handle": object,
-        "is_available": lambda: True,
-        "is_bf16_supported": lambda *args, **options: True,
         "is_current_stream_capturing": lambda: CARD.is_capturing,
         "is_initialized": lambda: True,
-        "mem_get_info": lambda *args: (40 << 30, 80 << 30),
         "set_device": lambda *args: None,
         "set_stream": lambda *args: None,
         "stream": nullcontext,
-        "synchronize": lambda *args: CARD.wait("synchronize"),
     }
-    for name, value in replaced.items():
-        setattr(torch.cuda, name, value)
+
+
+def insert_card(device_type: str = "cuda") -> Card:
+    """Give this process the card, for good."""
+    ctypes.CDLL(str(compiled_guard()))
+    torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(…, device) is a tensor of the host and a copy
+    torch._C._ensureCUDADeviceGuardSet()
+    torch.__future__.set_overwrite_module_params_on_conversion(True)  # parameters of modules change their class
+    CARD.device = torch.device(device_type, 0)
+    for name, value in replaced_functions(device_type).items():
+        setattr(getattr(torch, device_type), name, value)
     for function in (pin_memory, is_pinned):
         setattr(Tensor, function.__name__, function)
     CARD.__enter__()

@@ -18,7 +18,7 @@ import torch
 from draftree.beam.forest import Forest, Tip
 from draftree.beam.scoring import next_logprobs, run_pass
 from draftree.core.errors import ConfigurationError, InvalidRequestError
-from draftree.core.tensors import to_device, to_host
+from draftree.core.tensors import to_device, to_host, widened
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import Budget
 from draftree.drafters import DRAFTERS
@@ -242,11 +242,11 @@ class ModelBeams(BeamDrafter):
         totals = logprobs + to_device([node.score for node in nodes], logprobs.device, dtype=logprobs.dtype)[:, None]
         best = totals.reshape(-1).topk(min(count, totals.numel()))
         level = []
-        for score, flat in to_host(torch.stack((best.values.double(), best.indices.double()), dim=1)):
+        places = (best.indices // totals.shape[1], best.indices % totals.shape[1])
+        for score, row, column in to_host(torch.stack([widened(part) for part in (best.values, *places)], dim=1)):
             if score == -math.inf or math.isnan(score):
                 continue
-            index, token = divmod(int(flat), totals.shape[1])
-            parent = nodes[index]
+            parent, token = nodes[int(row)], int(column)
             parent.tokens.append(token)
             parent.parents.append(parent.index)
             if not is_last:

@@ -13,7 +13,7 @@ from torch import Tensor
 from draftree.beam.forest import CHUNK, Forest, Row, gathered
 from draftree.beam.sequence import Columns, Hooks, SequenceSearch
 from draftree.beam.strategies import Beam, best_continuations, num_candidates
-from draftree.core.tensors import to_device, to_host
+from draftree.core.tensors import to_device, to_host, widened
 from draftree.models.base import LanguageModel, Pass
 from draftree.models.source import EncoderDecoder
 from draftree.sampling.logits import Logits
@@ -288,7 +288,7 @@ def _whole_rows(
         shape(rows, search, search_beams)
         groups = search.select(rows, scored[search])
         counts.append([len(group.scores) for group in groups])
-        parts += [has_nan.double()[None], *(tensor.double() for group in groups for tensor in group)]
+        parts += [widened(has_nan)[None], *(widened(tensor) for group in groups for tensor in group)]
     numbers = np.array(to_host(torch.cat(parts)))
     columns: dict[SequenceSearch, list[Columns] | None] = {}
     for search, own_counts in zip(scored, counts, strict=True):

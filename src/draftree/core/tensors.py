@@ -42,8 +42,15 @@ def fill(target: Tensor, values: np.ndarray) -> None:
 
 def synchronize(device: torch.device) -> None:
     """Wait until the device has finished all queued work; no-op on a CPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type == "mps":
+        torch.mps.synchronize()
+    elif device.type != "cpu":
+        getattr(torch, device.type).synchronize(device)
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """Return numbers in float64, to be copied together; in float32, exact for ids below 2**24, on Apple's GPUs."""
+    return tensor.float() if tensor.device.type == "mps" else tensor.double()
 
 
 def to_host(tensor: Tensor) -> list[Any]:

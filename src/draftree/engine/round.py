@@ -12,7 +12,7 @@ from torch import Tensor
 
 from draftree.core.errors import NonFiniteLogitsError, UnsatisfiableError
 from draftree.core.node_map import NodeMap
-from draftree.core.tensors import layers_of, rows_of, to_device, to_host
+from draftree.core.tensors import layers_of, rows_of, to_device, to_host, widened
 from draftree.core.tree import EMPTY, ROOT, Draw, TokenTree, depths, is_chain
 from draftree.core.types import MAX_NODES, Budget, RoundRecord, SequenceRecord, Verdict
 from draftree.drafters.base import Observation
@@ -394,8 +394,8 @@ def token_logprobs(logits: Tensor, tokens: Sequence[int], *, top: int) -> list[T
     chosen = log_probs.gather(-1, to_device(tokens, logits.device).unsqueeze(-1))
     ranks = (log_probs > chosen).sum(-1, keepdim=True) + 1
     best = log_probs.topk(top, dim=-1)
-    # one transfer; float64 is exact for token ids and ranks
-    rows = to_host(torch.cat([part.double() for part in (chosen, ranks, best.indices, best.values)], dim=1))
+    # one transfer
+    rows = to_host(torch.cat([widened(part) for part in (chosen, ranks, best.indices, best.values)], dim=1))
     return [
         TokenLogprob(token, logprob, tuple(zip(map(int, numbers[:top]), numbers[top:], strict=True)), int(rank))
         for token, (logprob, rank, *numbers) in zip(tokens, rows, strict=True)

@@ -30,6 +30,7 @@ from draftree.options import ModelOptions, takes_arguments_of
 from draftree.remote.address import is_remote
 from draftree.sampling.params import NEUTRAL
 from draftree.weights.cache import Cache, is_distrusted, steps
+from draftree.weights.packed_checkpoint import quantization_of
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +120,8 @@ class _LocalLoad:
 
     def _packed_checkpoint(self) -> LoadedModel | None:
         self._folder = resolve_model(self._name, reason=self._reason or "")
+        if self._device.type != "cpu":
+            return None  # transformers has kernels for them
         reason = plain_reason(self._options, self._device)
         return load_packed_checkpoint(self._name, self._folder, self._dtype, plain_reason=reason)
 
@@ -151,6 +154,8 @@ class _LocalLoad:
             from draftree.loading.image_text import image_text_reader  # later starts do not need it
 
             steps.info("%s: reading weights through transformers", self._name)
+            if placement is None and self._device.type != "cpu" and quantization_of(self._folder) is not None:
+                placement = {"device_map": {"": self._device}}  # quantized weights are made where they stay
             self._model = read_model(
                 self._folder,
                 self._dtype,

@@ -13,24 +13,29 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def resolve_device(device: str) -> torch.device:
-    """Return the torch device; "auto" is CUDA if a GPU is available."""
+    """Return the torch device; "auto" is CUDA if such a GPU is available, else the CPU."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         resolved = torch.device(device)
     except RuntimeError as error:
-        raise ConfigurationError(f"device '{device}' is not known to torch: use auto, cpu, cuda or cuda:N") from error
-    if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
-        raise ConfigurationError(f"device '{device}' does not exist: this machine has {count} CUDA devices; use cpu")
-    if resolved.type not in ("cpu", "cuda"):
-        raise ConfigurationError(f"device '{device}' is not supported: use auto, cpu or cuda")
+        raise ConfigurationError(f"device '{device}' is not known to torch: use auto, cpu, cuda, cuda:N, xpu or mps") from error
+    if resolved.type not in ("cpu", "cuda", "xpu", "mps"):
+        raise ConfigurationError(f"device '{device}' is not supported: use auto, cpu, cuda, xpu or mps")
+    if resolved.type != "cpu":
+        count = getattr(torch, resolved.type).device_count()
+        if (resolved.index or 0) >= count:
+            raise ConfigurationError(
+                f"device '{device}' does not exist: this machine has {count} devices of type {resolved.type}; use cpu"
+            )
     return resolved
 
 
 def has_native_bfloat16(device: torch.device) -> bool:
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type == "mps":
+        return torch.backends.mps.is_macos_or_newer(14, 0)
+    if device.type != "cpu":
+        return bool(getattr(torch, device.type).is_bf16_supported(including_emulation=False))
     if platform.machine().lower() in ("arm64", "aarch64"):
         return True
     probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
@@ -38,11 +43,12 @@ def has_native_bfloat16(device: torch.device) -> bool:
 
 
 def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
-    """Return the torch dtype; "auto" is bfloat16 if the device has native bfloat16, else float32."""
+    """Return the torch dtype; "auto" is bfloat16 if the device has it, else float16 on a GPU and float32 on a CPU."""
     if isinstance(dtype, torch.dtype):
         dtype = str(dtype).removeprefix("torch.")
     if dtype == "auto":
-        return torch.bfloat16 if has_native_bfloat16(device) else torch.float32
+        narrow = torch.float32 if device.type == "cpu" else torch.float16
+        return torch.bfloat16 if has_native_bfloat16(device) else narrow
     if dtype not in DTYPES:
         raise ConfigurationError(f"unknown dtype '{dtype}': {suggestion(str(dtype), ['auto', *DTYPES])}")
     return DTYPES[dtype]

@@ -88,7 +88,7 @@ def read_model(
                 **(placement or {}),
             )
             model = model.to(device) if placement is None else model
-    except torch.cuda.OutOfMemoryError as error:
+    except torch.OutOfMemoryError as error:
         raise ModelLoadError(f"model '{folder}' does not fit into the memory of {device}: {error}") from error
     except DraftreeError:
         raise  # of the reader
@@ -212,7 +212,8 @@ def _own_logits(model: Any, reference: Callable[[Any], ReferenceLogits]) -> Refe
             "supported"
         ) from error
     if any(bool(rows.isnan().any()) for rows in logits.logits.values()):
-        raise ModelLoadError(f"the logits of {type(model).__name__} are not numbers: its weights are damaged")
+        overflow = ", or overflow in float16: use another dtype" if model.dtype == torch.float16 else ""
+        raise ModelLoadError(f"the logits of {type(model).__name__} are not numbers: its weights are damaged{overflow}")
     return logits
 
 

@@ -48,8 +48,10 @@ def activation_bytes(config: Any, dtype: torch.dtype) -> int:
 
 def free_memory(device: torch.device) -> int | None:
     """Return the bytes that this process can still allocate on a device; None if unknown."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type in ("cuda", "xpu"):
+        return int(getattr(torch, device.type).mem_get_info(device)[0])
+    if device.type == "mps":
+        return int(torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
     known = [_available(), *(_left_of_group(*names) for names in GROUPS)]
     return min((size for size in known if size is not None), default=None)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
 from draftree.core.noise import gumbel, gumbel_of_few
-from draftree.core.tensors import on_host, runs_triton, to_device, to_host
+from draftree.core.tensors import on_host, runs_triton, to_device, to_host, widened
 
 # Largest entries of rows as wide as a vocabulary.
 #
@@ -45,7 +45,7 @@ def read_leading(scores: Tensor, count: int) -> tuple[list[list[int]], list[list
     total = log_total(scores)
     if _numpy_reads(scores):
         return columns.tolist(), values.tolist(), total[:, 0].tolist()
-    rows = to_host(torch.cat((columns.double(), values.double(), total.double()), dim=1))
+    rows = to_host(torch.cat((widened(columns), widened(values), widened(total)), dim=1))
     return (
         [[int(column) for column in row[:count]] for row in rows],
         [row[count:-1] for row in rows],

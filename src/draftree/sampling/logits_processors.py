@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.core.tensors import on_host, to_device
+from draftree.core.tensors import on_host, to_device, widened
 from draftree.sampling.history import History
 from draftree.sampling.logits import drop_below, largest
 
@@ -304,7 +304,7 @@ class TopP(Filter):
     def _least(self, logits: Tensor, peak: Tensor, counts: tuple[int, ...]) -> Tensor:
         """Return the smallest kept logit per row, searched among its `counts[0]` largest, or else more."""
         values = largest(logits, min(counts[0], logits.shape[-1]))
-        mass = (values - values[:, :1]).exp_().mul_(peak).cumsum(dim=-1, dtype=torch.float64)
+        mass = widened((values - values[:, :1]).exp_().mul_(peak)).cumsum(dim=-1)
         wanted = torch.full_like(mass[:, :1], self.mass)
         least = values.gather(1, torch.searchsorted(mass, wanted).clamp_(max=values.shape[-1] - 1))
         short = (mass[:, -1] < self.mass) & ~values[:, -1].isneginf()

@@ -192,7 +192,7 @@ def target_distribution(distributions: NodeDistributions, row: int) -> Tensor:
     Returns:
         Shape (vocab,), float64 on the CPU; sums to 1 up to the rounding of its logits.
     """
-    return distributions.probs(slice(row, row + 1))[0].to("cpu", torch.float64)
+    return distributions.probs(slice(row, row + 1))[0].cpu().double()
 
 
 def draft_distribution(tree: TokenTree, node: int, *, vocab_size: int, used: Sequence[int] = ()) -> Tensor:
@@ -216,7 +216,7 @@ def draft_distribution(tree: TokenTree, node: int, *, vocab_size: int, used: Seq
             "use a drafter that supplies them, or verify with coupled or match"
         )
     else:
-        distribution = tree.distributions[node].to("cpu", torch.float64, copy=bool(used))
+        distribution = tree.distributions[node].to("cpu", copy=bool(used)).double()
         for gone in used:
             distribution[gone] = 0.0
         if distribution[token].item() > 0:

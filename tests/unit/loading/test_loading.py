@@ -57,8 +57,8 @@ def test_auto_device_exists() -> None:
     [
         ("gpu", "not known to torch"),
         ("", "not known to torch"),
-        ("cuda:99", "this machine has . CUDA devices"),
-        ("mps", "not supported"),
+        ("cuda:99", "this machine has . devices of type cuda"),
+        ("mps:1", "this machine has . devices of type mps"),
         ("meta", "not supported"),
     ],
 )
@@ -73,8 +73,11 @@ def test_dtypes_by_name_and_as_objects(kind: torch.dtype) -> None:
     assert resolve_dtype(kind, CPU) is kind
 
 
-def test_auto_dtype_is_what_the_device_computes_in() -> None:
+def test_auto_dtype_is_what_the_device_computes_in(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_dtype("auto", CPU) is (torch.bfloat16 if has_native_bfloat16(CPU) else torch.float32)
+    for computes_in_it, expected in ((True, torch.bfloat16), (False, torch.float16)):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda computes=computes_in_it, **_: computes)
+        assert resolve_dtype("auto", torch.device("cuda")) is expected
 
 
 @pytest.mark.parametrize("dtype", ["float", "bf16", "int8", torch.int8, 32])

@@ -141,7 +141,7 @@ class HFModel(TransformersModel, SlottedModel):
     @property
     def num_warm_ups(self) -> int:
         """Number of slower first passes: on a GPU they load and choose kernels; a shape is captured when first used."""
-        return 1 if self.static is not None or self.device.type == "cuda" else 0
+        return 1 if self.static is not None or self.device.type != "cpu" else 0
 
     @property
     def footprint(self) -> Footprint:

@@ -164,7 +164,7 @@ class HFEncoderDecoder(SourcedModel[EncodedSource]):
 
     @property
     def num_warm_ups(self) -> int:
-        return 1 if self.device.type == "cuda" else 0
+        return 0 if self.device.type == "cpu" else 1
 
     def _keep(self, source: Source, hidden: Tensor) -> EncodedSource:
         if self.function is not None:
