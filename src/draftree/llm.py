@@ -156,7 +156,8 @@ class LLM:
         plan: the planner of draft sizes; None is `adaptive`, or the drafter's own length for a verifier whose text
             depends on the draft.
         download_drafter: whether `auto` may download a drafter that is known for the model, if none is here.
-        dtype: "auto" (bfloat16 if the device computes in it, else float16 on a GPU and float32 on a CPU), or the name of a torch dtype.
+        dtype: "auto" (bfloat16 where the device computes in it, else float16 on a GPU, float32 on a CPU), or the
+            name of a torch dtype.
         device: "auto" (CUDA if there is such a GPU, else the CPU), "cpu", "cuda", "cuda:N", "xpu" or "mps".
         kernels: "native" for native kernels, "torch" for PyTorch, "graphs" for compiled PyTorch layers in passes of
             static shapes, as CUDA graphs on a GPU; "auto" for native ones on a CPU and graphs on a GPU, if available.

@@ -83,7 +83,12 @@ class CardTensor(Tensor):
     @staticmethod
     def __new__(cls, host: Tensor) -> CardTensor:
         tensor: CardTensor = Tensor._make_wrapper_subclass(
-            cls, host.shape, strides=host.stride(), storage_offset=host.storage_offset(), dtype=host.dtype, device=CARD.device
+            cls,
+            host.shape,
+            strides=host.stride(),
+            storage_offset=host.storage_offset(),
+            dtype=host.dtype,
+            device=CARD.device,
         )
         tensor.host = host
         return tensor
@@ -271,7 +276,9 @@ class Card(TorchDispatchMode):
             name: kwargs[name] for name in ("dtype", "layout", "memory_format") if name in kwargs
         }
         from_card = isinstance(source, CardTensor)
-        to_card = torch.device(kwargs["device"]).type == self.device.type if kwargs.get("device") is not None else from_card
+        to_card = (
+            torch.device(kwargs["device"]).type == self.device.type if kwargs.get("device") is not None else from_card
+        )
         if from_card and to_card:
             return self._compute(aten._to_copy.default, (source,), options)
         if from_card:

@@ -19,7 +19,9 @@ def resolve_device(device: str) -> torch.device:
     try:
         resolved = torch.device(device)
     except RuntimeError as error:
-        raise ConfigurationError(f"device '{device}' is not known to torch: use auto, cpu, cuda, cuda:N, xpu or mps") from error
+        raise ConfigurationError(
+            f"device '{device}' is not known to torch: use auto, cpu, cuda, cuda:N, xpu or mps"
+        ) from error
     if resolved.type not in ("cpu", "cuda", "xpu", "mps"):
         raise ConfigurationError(f"device '{device}' is not supported: use auto, cpu, cuda, xpu or mps")
     if resolved.type != "cpu":
