@@ -8,6 +8,7 @@ import io
 import threading
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,14 @@ from draftree.core.errors import InvalidRequestError
 from draftree.engine.memory import SlotAllocator
 from draftree.loading.images import load_processor
 from draftree.models.images import ImagePrompt
+from draftree.models.torch import chunks
+from draftree.models.torch.images import OwnPassReader
 from draftree.outputs import Completion
 from draftree.text.chat import images
 from families import COMMON, drafter_folder
 from native_samples import in_c
 from vision_folders import picture, vision_folder
-from vision_samples import vision_model
+from vision_samples import IMAGE, vision_model
 
 NAMES = ("gemma3", "idefics3", "llava", "qwen2_5_vl", "qwen3_vl")
 """Families whose processors need no torchvision."""
@@ -109,6 +112,33 @@ def test_recurrent_states_after_an_image_are_taken_over(native: bool, draft: str
     assert isinstance(prompt, ImagePrompt)
     assert again[0].stats.cached_tokens >= prompt.num_first - 1
     llm.engine.check_integrity()
+
+
+@pytest.mark.parametrize("native", [False, pytest.param(True, marks=in_c)], ids=["torch", "native"])
+@pytest.mark.parametrize("name", [*NAMES, "qwen3_5"])
+def test_long_prompts_are_read_in_chunks_that_end_outside_of_images(
+    name: str, native: bool, where: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunks, "ROWS", 5)
+    llm, rows = load(name, where, native=native), list[int]()
+    chat = asked("w5 w6 w7", picture(2), picture(3, (8, 16)), system="w3 w4 w9 w11")
+    reader = llm.requests.images
+    assert isinstance(reader, OwnPassReader)
+    prompt = llm.prompts.encode_chat(chat)
+    assert isinstance(prompt, ImagePrompt)
+    prompt = reader.prepared(prompt)
+    assert reader._source is not None
+    first = reader._source.model.get_decoder().layers[0]
+    hook = first.register_forward_pre_hook(lambda _, args: rows.append(args[0].shape[1]))
+    assert reader.begin(prompt).result().length == prompt.num_first == sum(rows)
+    hook.remove()
+    ends = list(accumulate(rows))
+    if name == "gemma3":  # tokens of an image see each other
+        assert all((prompt[end - 1], prompt[end]) != (IMAGE, IMAGE) for end in ends[:-1])
+        assert any(count > 5 for count in rows)
+    else:
+        assert max(rows) == 5
+    assert ids_of(llm.chat(chat, GREEDY)) == [wanted(name, where, chat, native=native)]
 
 
 def test_layers_that_share_keys_and_values(where: Path) -> None:

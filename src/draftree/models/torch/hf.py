@@ -23,6 +23,7 @@ from draftree.models.kv.slotted import RowOrder, SlottedModel, requested_rows
 from draftree.models.kv.states import RecurrentStates, StateKey
 from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
 from draftree.models.torch.attention import ProbePass, SlotPass, announced, plan_pass, recorded, use_in_decoder
+from draftree.models.torch.chunks import read_in_chunks
 from draftree.models.torch.growth import Growth, TreeGrowth, found_trees, pack_wanted
 from draftree.models.torch.inspection import (
     KNOWN_LAYER_TYPES,
@@ -257,7 +258,8 @@ class HFModel(TransformersModel, SlottedModel):
         """Prefill prompts with the model's own forward pass; padding is not kept."""
         rows_wanted = {"logits_to_keep": 1} if self._rows_keyword else {}
         inputs = prompt_inputs(self.model, input_ids, mask=mask, use_cache=False, **rows_wanted, **extra_inputs)
-        with recorded() as calls, self._reading() as states, self._layers.numbered():
+        chunks = read_in_chunks(self.model) if self._mixers is None or self._mixers.continues else nullcontext()
+        with recorded() as calls, self._reading() as states, self._layers.numbered(), chunks:
             logits = self.model(**inputs).logits[:, -1].float()
         width = input_ids.shape[1]
         lengths = [width] * len(logits) if mask is None else mask.sum(dim=1).tolist()

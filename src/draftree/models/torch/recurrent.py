@@ -143,18 +143,19 @@ class Mixer:
                 memory[key][step.targets] = state
         return output
 
-    def read(self, call: Call) -> tuple[Any, dict[StateKey, Tensor]]:
-        """Return the output for prompts, padded on the left, and the states before their last tokens."""
-        cache = StepCache({})
+    def read(self, call: Call, cache: StepCache) -> tuple[Any, dict[StateKey, Tensor]]:
+        """Return the output for prompts, padded on the left, and the states before their last tokens.
+
+        `cache`: the states before them, which move on.
+        """
         outputs = []
         width = call.num_rows - 1
         states: dict[StateKey, Tensor] = {}
         for first, end in ((0, width), (width, width + 1)):
-            if first == end:
-                continue
-            outputs.append(call.run(self.cache_name, cache, part=_tokens(first, end)))
-            if end == width:
+            if first == width:
                 states = {key: state.clone() for key, state in cache.states.items()}
+            if first < end:
+                outputs.append(call.run(self.cache_name, cache, part=_tokens(first, end)))
         return _concatenated(outputs), states
 
 
@@ -288,9 +289,10 @@ class Mixers:
     def reading(self) -> Iterator[dict[StateKey, Tensor]]:
         """Record the states before the last tokens in a pass over prompts inside, shape (prompts, ...) each."""
         states: dict[StateKey, Tensor] = {}
+        caches = {mixer.name: StepCache({}) for mixer in self.mixers}
 
         def read(mixer: Mixer, module: nn.Module, call: Call) -> Any:
-            output, before_last = mixer.read(call)
+            output, before_last = mixer.read(call, caches[mixer.name])
             states.update(before_last)
             return output
 
