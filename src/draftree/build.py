@@ -33,6 +33,7 @@ from draftree.loading.auto_draft import (
     fetched_candidates,
 )
 from draftree.loading.encoder_decoder import is_encoder_decoder_target
+from draftree.loading.known_drafters import SIBLING
 from draftree.loading.loaded import LoadedModel, kernels_of_drafter, require_layers
 from draftree.loading.resolve import prepared_folder, require_extras
 from draftree.models.base import Extend, LanguageModel, Pass, Slot
@@ -465,6 +466,12 @@ def _require_fit(candidate: AutoCandidate, loaded: LoadedModel, verify: str, pla
     for name in methods.draft_models:
         prepared_folder(name, fetch=False)
     candidate.require_fit(loaded, DRAFTERS.parse)
+    if candidate.found is not None and candidate.found.known.kind == SIBLING:
+        # its weights are not read before it is built, and damaged ones would end the start
+        kernels = kernels_of_drafter(loaded)
+        dtype, device = loaded.model.dtype, str(loaded.model.device)
+        read = model_reader(loaded, dtype, device, kernels=kernels, trust_remote_code=loaded.runs_code)
+        read(str(candidate.found.place))
 
 
 def choose_each(options: ModelOptions) -> list[Methods]:

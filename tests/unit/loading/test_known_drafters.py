@@ -504,6 +504,19 @@ def test_a_smaller_gguf_file_drafts_for_one_next_to_it(tmp_path: Path, monkeypat
     assert not list((tmp_path / "cache" / "models").glob("*/*.safetensors")), "nothing was converted"
 
 
+@pytest.mark.parametrize("damage", ["missing", "shape", "NaN"])
+def test_a_damaged_smaller_model_does_not_end_the_start(damage: str, large: Path) -> None:
+    file = save_tiny_model(large.parent / "small", chat=False) / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.0.mlp.up_proj.weight"
+    part = tensors.pop(name)
+    changed = {"missing": {}, "shape": {name: part[:, 1:].contiguous()}, "NaN": {name: part * torch.nan}}[damage]
+    save_file(tensors | changed, file, metadata={"format": "pt"})
+    llm = LLM(large, dtype="float32")
+    assert llm.drafts == ("suffix",)
+    assert ("are not numbers" if damage == "NaN" else name) in llm.draft_note
+
+
 def test_tokens_are_compared_where_files_differ(large: Path, tmp_path: Path) -> None:
     beside = save_tiny_model(large.parent / "small", chat=False)
     tokenizer = json.loads((beside / "tokenizer.json").read_text())
