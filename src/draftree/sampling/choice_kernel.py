@@ -51,6 +51,7 @@ def choose(logits: Tensor, keys: Tensor, temperatures: Tensor, token_ids: Tensor
 
     `keys`: int32, shape (rows, 2). `temperatures`: float32, shape (rows,); 0 for a row as it is.
     """
+    assert all(part.is_contiguous() for part in (keys, temperatures)), "rows follow each other"
     rows, columns = logits.shape
     num_blocks = triton.cdiv(columns, BLOCK)
     parts = logits.new_empty((rows, num_blocks, 3))

@@ -259,8 +259,8 @@ class TreeGrowth:
         if width == 1 and runs_triton(logits.device) and logits.dtype == torch.float32:
             from draftree.sampling.choice_kernel import choose
 
-            row_keys = keys[:, None].expand(-1, frontier, -1).reshape(-1, 2)
-            row_temperatures = temperatures[:, None].expand(-1, frontier).flatten()
+            row_keys = keys.repeat_interleave(frontier, dim=0)
+            row_temperatures = temperatures.repeat_interleave(frontier)
             best = choose(scores.flatten(0, 1), row_keys, row_temperatures, self._ids)
             columns, values, totals = best[:, :1].long(), best[:, 1:2], best[:, 3:]
         else:
@@ -292,7 +292,7 @@ class TreeGrowth:
         frontier = tokens.shape[1]
 
         def by_row(by_tree: Tensor) -> Tensor:
-            return by_tree[:, None].expand(-1, frontier).flatten()
+            return by_tree.repeat_interleave(frontier)  # kernels need a number for each row, not a view
 
         return Inputs(
             tokens=tokens.flatten(),
