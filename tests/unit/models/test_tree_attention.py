@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from draftree.models.torch import tree_attention as tree_attention_module
 from draftree.models.torch.static import Bucket, Inputs, Rows, Shapes, inputs_of, pack_inputs
 from draftree.models.torch.tree_attention import (
     TileConfig,
+    nodes_by_depth,
     rows_per_tile,
     store_rows,
     tile_config,
@@ -42,33 +44,14 @@ DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 
 CONFIG = TileConfig(rows=16, keys=32, split=64)
 LENGTH = 300
+PROMPTS = ([3, 1, 4], [2, 7], [9, 8])
 
 
 @pytest.fixture(autouse=not HAS_GPU)
 def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Repair Triton 3.6's interpreter: scalars with newer numpy, and dot products.
+    from triton_interpreter import repair
 
-    It multiplies the bits of bfloat16, and numpy's product of matrices rounds a row differently at other places.
-    """
-    from triton.runtime import interpreter
-
-    patch_tensor = interpreter._patch_lang_tensor
-
-    def patched(tensor: Any, scope: Any) -> None:
-        patch_tensor(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    def widened(handle: Any) -> np.ndarray:
-        if handle.dtype.scalar == interpreter.tl.bfloat16:
-            return (handle.data.astype(np.uint32) << 16).view(np.float32)
-        return handle.data.astype(np.float32)
-
-    def dot(self: Any, a: Any, b: Any, c: Any, *options: Any) -> Any:
-        product = (widened(a)[:, :, None] * widened(b)[None]).sum(axis=1)
-        return interpreter.TensorHandle(product + c.data, c.dtype.scalar)
-
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
-    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
+    repair(monkeypatch.setattr)
 
 
 @dataclass(frozen=True)
@@ -97,6 +80,7 @@ class Options:
     has_sinks: bool = False
     words: int = 1
     length: int = LENGTH
+    has_order: bool = False
 
 
 def random_tree(rng: np.random.Generator, count: int) -> list[int]:
@@ -131,6 +115,7 @@ class Sample:
             requested=(),
             scratch=options.length - 1,
             per_tile=rows_per_tile(options.group, config),
+            has_chains=options.has_order,
         )
         query = torch.cat(
             [*(self.queries[job.slot, list(job.nodes)] for job in jobs), self.queries[0, 64 : 64 + padding]]
@@ -155,6 +140,7 @@ class Sample:
             window=options.window,
             softcap=options.softcap,
             sinks=self.sinks,
+            order=nodes_by_depth(inputs.seen) if options.has_order else None,
         )
 
     def attend(self, jobs: Sequence[Job], *, padding: int = 0, config: TileConfig = CONFIG) -> Tensor:
@@ -223,6 +209,9 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
         {"softcap": 2.0},
         {"has_sinks": True},
         {"window": 30, "softcap": 3.0, "has_sinks": True, "dtype": torch.float16},
+        {"has_order": True, "kv_heads": 2},
+        {"has_order": True, "window": 3, "words": 3, "dtype": torch.bfloat16},  # nodes see some ancestors only
+        {"has_order": True, "window": 50, "softcap": 2.0, "has_sinks": True},
     ],
     ids=str,
 )
@@ -275,6 +264,39 @@ def test_bits_of_a_chain_are_those_of_plain_decoding() -> None:
     chain = sample.attend([Job(0, 60, list(range(-1, 9)), range(10))])
     sample.queries = sample.queries[:, 9:10].expand(-1, 10, -1, -1)
     assert torch.equal(sample.attend([Job(0, 69, [-1], [0])]), chain[9:])
+
+
+@pytest.mark.essential
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("window", [None, 40])
+def test_bits_of_a_row_do_not_depend_on_its_tree(dtype: torch.dtype, window: int | None) -> None:
+    prefix, depth = 70, 9
+    options = Options(dtype=dtype, window=window, has_order=True, words=2)
+    tree = Sample(options, num_slots=2)
+    path = [0, 3, 4, 11, 30, 33, 63, 64, 100]  # nodes between them are siblings
+    parents = [-1] * 101
+    for parent, node in pairwise(path):
+        parents[node] = parent
+    wanted = tree.attend([Job(1, prefix, parents, path), Job(0, 40, [-1], [0])])[:depth]
+    # the same keys where a chain has them, in chunks, and where plain decoding has them
+    chain = Sample(options, num_slots=2)
+    places = [prefix + node for node in path]
+    for part, other in ((chain.keys, tree.keys), (chain.values, tree.values)):
+        part[1, :, prefix : prefix + depth] = other[1, :, places]
+    chain.queries[1, :depth] = tree.queries[1, path]
+    rows = chain.attend([Job(1, prefix, range(-1, depth - 1), range(depth))])
+    assert torch.equal(rows, wanted)
+    late = [Job(1, prefix, range(-1, depth - 1), range(3, depth))]
+    assert torch.equal(chain.attend(late), wanted[3:])
+    chain.queries[1, 0] = tree.queries[1, path[-1]]
+    assert torch.equal(chain.attend([Job(1, prefix + depth - 1, [-1], [0])])[0], wanted[-1])
+
+
+def test_some_heads_follow_after_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample, jobs = Sample(Options(kv_heads=5, has_sinks=True)), some_jobs()
+    together = sample.attend(jobs)
+    monkeypatch.setattr(tree_attention_module, "MAX_PARTIAL", 2 * 2 * 64 * len(together) * -(-LENGTH // CONFIG.split))
+    assert torch.equal(sample.attend(jobs), together)
 
 
 def test_cells_that_are_not_seen_may_be_nan() -> None:
@@ -359,10 +381,10 @@ def test_a_graph_replays_other_trees_and_lengths() -> None:
 
 
 @pytest.mark.skipif(HAS_GPU, reason="tests/gpu has trees on a card")
-@pytest.mark.parametrize("shape", ["chain", "best-5"])
+@pytest.mark.parametrize(("shape", "count"), [("chain", 3), ("best-5", 3), ("best-5", 1), ("2-1-2", 1)])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_trees_that_grow_by_kernels_are_those_of_torch(
-    shape: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+    shape: str, count: int, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params = SamplingParams(temperature=temperature, seed=1)
 
@@ -371,9 +393,9 @@ def test_trees_that_grow_by_kernels_are_those_of_torch(
         head.bind(random_parts(hidden=32))
         stepper = HeadStepper(TorchPasses(head, torch.device("cpu"), Shapes()))
         builder = TreeBuilder(stepper, shape=parse_shape(shape, 3), draw=Draw.FREE, shares_noise=True)
-        texts = [HeadText(stepper, head, list(tokens), params=params).read() for tokens in ([3, 1, 4], [2, 7], [9, 8])]
+        texts = [HeadText(stepper, head, list(tokens), params=params).read() for tokens in PROMPTS[:count]]
         return [
-            (tree.tokens, tree.parents) for tree in builder.grow([text.state for text in texts], [Budget(5, 3)] * 3)
+            (tree.tokens, tree.parents) for tree in builder.grow([text.state for text in texts], [Budget(5, 3)] * count)
         ]
 
     wanted = trees()
