@@ -32,7 +32,6 @@ from draftree.engine.sequence import SourceOrTokens, Update, WritingSequence
 from draftree.loading.images import image_processor_of, image_reader_of
 from draftree.loading.loaded import (
     eos_ids_of,
-    require_exact,
     sampling_in,
     sampling_note,
     tokenizer_of,
@@ -166,7 +165,8 @@ class LLM:
             constructor: the other ranks run its passes, and exit when it ends.
         pp: stages of layers, with `tp` processes each.
         strict_sums: add the partial sums of processes in one order, whatever else is in a pass.
-        exact: raise unless logits are bit-identical in every batch and tree (see `is_exact`).
+        exact: raise unless logits are bit-identical in every batch and tree (see `is_exact`); on a GPU, by
+            slower kernels.
         trust_remote_code: whether Python code in the folders of the model and of the drafter's model may run.
         tokenizer: the transformers tokenizer of a loaded model; None for a model that is loaded from files.
         max_batch_size: maximum number of running sequences; None for as many as memory allows, up to 32.
@@ -202,7 +202,6 @@ class LLM:
         trusts = options.trust_remote_code
         learning = learning_of(options.learn, methods)
         loaded = load_divided(options)
-        require_exact(loaded, requested=options.exact)
         alone = loaded.model.lock.run  # others may share the model, and it is measured here
         methods, auto = alone(lambda: decide_each(methods, loaded, options))
         self._planner = methods[0].planner

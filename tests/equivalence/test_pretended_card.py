@@ -112,6 +112,27 @@ def test_texts_are_those_of_a_cpu_within_the_budget(
     assert all(spent[name] <= budget[name] for name in budget), (spent, lines_of(rounds))
 
 
+@pytest.fixture(scope="module")
+def exact_card() -> Iterator[CardProcess]:
+    pytest.importorskip("triton")
+    process = CardProcess(is_exact=True)
+    yield process
+    process.close()
+
+
+@pytest.mark.parametrize("draft", ["none", "model:{small},tree=best-8,k=4", "head:{eagle3},k=3"])
+def test_exact_passes_stay_within_the_budget(exact_card: CardProcess, folders: dict[str, Path], draft: str) -> None:
+    params = {**GREEDY, "max_tokens": 12}
+    result = run_on_card(exact_card, draft.format(**folders), params, [PROMPTS[:1]])
+    assert result["is_exact"]
+    assert result["texts"] == [expected(tuple(params.items()), 1)]
+    rounds = steady(result["rounds"])
+    waits, launches, _ = BUDGETS[draft]
+    assert rounds
+    assert max(counts["waits"] for counts in rounds) <= waits, lines_of(rounds)
+    assert max(counts["launches"] for counts in rounds) <= launches, lines_of(rounds)
+
+
 def lines_of(rounds: Sequence[dict[str, Any]]) -> Counter[str]:
     """Return the lines that wait, or launch kernels, most often first."""
     return Counter(sum((Counter(counts["lines"]) for counts in rounds), Counter()))

@@ -7,24 +7,36 @@ import os
 import subprocess
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 SUPPORT = Path(__file__).parent
 
 
-class CardProcess:
-    """Starts the process and sends it jobs."""
+TRITON = {
+    "TRITON_INTERPRET": "1",
+    "ATEN_CPU_CAPABILITY": "default",  # a number is computed alike at every place of a tensor
+}
 
-    def __init__(self, device_type: str = "cuda") -> None:
+
+class CardProcess:
+    """Starts the process and sends it jobs. `is_exact`: whether its targets are, by Triton's interpreter."""
+
+    def __init__(self, device_type: str = "cuda", *, is_exact: bool = False) -> None:
         roots = [str(SUPPORT), str(SUPPORT.parents[1] / "src")]
         path = os.pathsep.join([*roots, *filter(None, [os.environ.get("PYTHONPATH")])])
         self._process = subprocess.Popen(
-            [sys.executable, __file__, device_type],
+            [sys.executable, __file__, device_type, *["exact"] * is_exact],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": path, "HF_DEACTIVATE_ASYNC_LOAD": "1"},  # threads do not see the card
+            env={
+                **os.environ,
+                "PYTHONPATH": path,
+                "HF_DEACTIVATE_ASYNC_LOAD": "1",  # threads do not see the card
+                **(TRITON if is_exact else {}),
+            },
         )
 
     def run(self, **job: Any) -> dict[str, Any]:
@@ -43,13 +55,16 @@ class CardProcess:
         self._process.communicate()
 
 
-def answer(jobs: TextIO, results: TextIO, device_type: str) -> None:
+def answer(jobs: TextIO, results: TextIO, device_type: str, *, is_exact: bool = False) -> None:
     import torch
 
     from draftree import LLM, SamplingParams
+    from draftree.loading import transformers_model
     from draftree.loading.load import load_model
     from draftree.loading.transformers_model import wrap_model
+    from draftree.models.check import rounds_alike
     from draftree.models.kv import slots
+    from draftree.models.torch.layers import TorchLayers
     from draftree.models.torch.static import Shapes
     from families import fresh
     from pretended_card import CardTensor, insert_card
@@ -58,13 +73,16 @@ def answer(jobs: TextIO, results: TextIO, device_type: str) -> None:
     slots.MIN_LENGTH = 128  # without the attention kernel, passes copy the keys of whole slots
     with torch.device("cpu"):
         torch.empty(0)  # torch notes its functions at the first use of a device context
-    card = insert_card(device_type)
+    card = insert_card(device_type, has_triton=is_exact)
+    if is_exact:
+        transformers_model.rounds_alike = partial(rounds_alike, lengths=(9,))
+        TorchLayers.compile = lambda self, trial: None  # torch's compiler does not know the card
     targets: dict[str, Any] = {}
 
     def loaded(target: Any) -> Any:
         if isinstance(target, str):
             return load_model(target, device=device_type)
-        shapes = Shapes() if device_type == "cuda" else None
+        shapes = Shapes(exact=is_exact) if device_type == "cuda" else None
         return wrap_model(fresh("llama", **target).to(device_type), shapes=shapes)
 
     def decode(job: dict[str, Any]) -> dict[str, Any]:
@@ -97,6 +115,7 @@ def answer(jobs: TextIO, results: TextIO, device_type: str) -> None:
             "texts": texts,
             "cached": cached,
             "rounds": rounds,
+            "is_exact": llm.is_exact,
             "is_on_card": all(isinstance(part, CardTensor) for part in target.model.model.parameters()),
             "why_eager": None if target.model.static is None else target.model.static.why_eager,
         }
@@ -150,4 +169,4 @@ def logprobs_of(done: Any) -> Any:
 if __name__ == "__main__":
     with os.fdopen(os.dup(1), "w") as pipe:
         os.dup2(2, 1)  # what the package prints is no result
-        answer(sys.stdin, pipe, sys.argv[1])
+        answer(sys.stdin, pipe, sys.argv[1], is_exact="exact" in sys.argv)

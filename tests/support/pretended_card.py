@@ -177,6 +177,19 @@ class Graph:
                         place.copy_(value)
 
 
+class Launch:
+    """A launch of a Triton kernel in its interpreter; an operator of a graph."""
+
+    _schema = SimpleNamespace(is_mutable=True)
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        with _disable_current_modes(), torch.inference_mode():
+            self._kernel(*args, **kwargs)
+
+
 class Card(TorchDispatchMode):
     """The device: every operator of the process passes `dispatch`."""
 
@@ -198,6 +211,13 @@ class Card(TorchDispatchMode):
     def launch(self, kernels: int = 1) -> None:
         if self._graph is None:
             self.counts.launches[line_of_package()] += kernels
+
+    def launch_kernel(self, kernel: Any, args: Any, kwargs: Any) -> None:
+        self.launch()
+        call, args = Launch(kernel), tree_map(host_of, args)
+        call(*args, **kwargs)
+        if self._graph is not None:
+            self._graph.operators.append((call, args, kwargs, None))
 
     def wait(self, reason: str) -> None:
         if self._graph is not None:
@@ -380,6 +400,7 @@ def replaced_functions(device_type: str) -> dict[str, Any]:
         "current_stream": lambda *args: stream,
         "default_generators": (Generator(),),
         "device": nullcontext,
+        "device_of": nullcontext,
         "empty_cache": lambda: None,
         "get_device_capability": lambda *args: (7, 5),  # older than our Triton kernels support
         "get_device_name": lambda *args: "pretended card",
@@ -394,8 +415,8 @@ def replaced_functions(device_type: str) -> dict[str, Any]:
     }
 
 
-def insert_card(device_type: str = "cuda") -> Card:
-    """Give this process the card, for good."""
+def insert_card(device_type: str = "cuda", *, has_triton: bool = False) -> Card:
+    """Give this process the card, for good. `has_triton`: whether it runs our Triton kernels, slowly."""
     ctypes.CDLL(str(compiled_guard()))
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(…, device) is a tensor of the host and a copy
     torch._C._ensureCUDADeviceGuardSet()
@@ -405,5 +426,10 @@ def insert_card(device_type: str = "cuda") -> Card:
         setattr(getattr(torch, device_type), name, value)
     for function in (pin_memory, is_pinned):
         setattr(Tensor, function.__name__, function)
+    if has_triton:
+        from triton_interpreter import repair
+
+        torch.cuda.get_device_capability = lambda *args: (8, 0)
+        repair(setattr, launch=CARD.launch_kernel)
     CARD.__enter__()
     return CARD

@@ -36,6 +36,7 @@ OF_MODELS = (
     "verify",
     "dtype",
     "kernels",
+    "exact",
     "quantization",
     "offload",
     "kv_dtype",
@@ -49,6 +50,7 @@ Lines = Iterator[tuple[str, str]]
 @takes_setup(
     *EXECUTION_OPTIONS,
     "verify",
+    "exact",
     model=argument(
         "",
         "A name of 'draftree models', a folder, a GGUF file or a hub id; without one, the machine alone.",

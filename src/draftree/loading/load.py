@@ -18,14 +18,13 @@ from draftree.loading.blocks import load_gguf, load_packed_checkpoint
 from draftree.loading.encoder_decoder import is_encoder_decoder, reader_class, refuse_options
 from draftree.loading.loaded import LoadedModel, sampling_of
 from draftree.loading.native_start import PackedStart, start_key
-from draftree.loading.options import plain_reason, resolve_place
+from draftree.loading.options import plain_reason, resolve_place, shapes_of
 from draftree.loading.resolve import is_block_file, resolve_model
 from draftree.loading.transformers_model import eos_ids_in, read_model, require_graphs, wrap_model
 from draftree.models.base import LanguageModel
 from draftree.models.memory import free_memory
 from draftree.models.native.build import NativeMismatchError, NativeUnavailableError
 from draftree.models.native.model import NativeModel
-from draftree.models.torch.static import Shapes
 from draftree.options import ModelOptions, takes_arguments_of
 from draftree.remote.address import is_remote
 from draftree.sampling.params import NEUTRAL
@@ -209,7 +208,7 @@ class _LocalLoad:
             folder=self._folder,
             name=str(self._name),
             packed=options.offload is None,
-            shapes=Shapes() if options.kernels == "graphs" or (options.kernels == "auto" and is_on_gpu) else None,
+            shapes=shapes_of(options, self._device, by_default=is_on_gpu),
         )
         if options.kernels == "graphs":
             require_graphs(loaded)
@@ -259,7 +258,8 @@ def _wrap(options: ModelOptions) -> LoadedModel:
         )
     settings = getattr(model, "generation_config", None)
     sampling = NEUTRAL if settings is None else sampling_of(settings.to_diff_dict(), "its generation_config")
+    loaded = replace(wrap_model(model, shapes=shapes_of(options, model.device, by_default=False)), sampling=sampling)
     if options.kernels == "graphs":
-        return replace(require_graphs(wrap_model(model, shapes=Shapes())), sampling=sampling)
+        return require_graphs(loaded)
     why = None if options.kernels == "torch" else "it was loaded before, and its weights stay unchanged"
-    return replace(wrap_model(model), fallback_reason=why, sampling=sampling)
+    return replace(loaded, fallback_reason=why)

@@ -144,9 +144,9 @@ def kernels_of_drafter(target: LoadedModel) -> str:
     return "torch" if target.kernels == "torch" and target.fallback_reason is None else "auto"
 
 
-def require_exact(loaded: LoadedModel, *, requested: bool) -> None:
-    """Raise for a model whose logits depend on the other rows of a pass, if exactness was asked for."""
-    if loaded.model.is_exact or not requested:
+def require_exact(loaded: LoadedModel) -> None:
+    """Raise for a model whose logits depend on the other rows of a pass."""
+    if loaded.model.is_exact:
         return
     reason = loaded.fallback_reason or "its passes run in PyTorch"
     raise ConfigurationError(

@@ -7,6 +7,7 @@ import platform
 import torch
 
 from draftree.core.errors import ConfigurationError, suggestion
+from draftree.models.torch.static import Shapes
 from draftree.options import ModelOptions
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
@@ -65,7 +66,16 @@ def resolve_place(options: ModelOptions) -> tuple[torch.device, torch.dtype]:
             f"kv_dtype '{options.kv_dtype}' needs native kernels, which run on a CPU: use device 'cpu', or leave "
             "kv_dtype out"
         )
+    if options.exact and device.type == "cuda" and (options.kernels == "torch" or options.offload is not None):
+        raise ConfigurationError("exact on a GPU needs kernels 'graphs' or 'auto' and no offload, or use device 'cpu'")
     return device, dtype
+
+
+def shapes_of(options: ModelOptions, device: torch.device, *, by_default: bool) -> Shapes | None:
+    """Return the shapes of passes in PyTorch; None for dynamic ones. `by_default`: whether "auto" is static."""
+    is_exact = options.exact and device.type == "cuda"
+    is_static = options.kernels == "graphs" or (options.kernels == "auto" and by_default)
+    return Shapes(exact=is_exact) if is_static or is_exact else None
 
 
 def plain_reason(options: ModelOptions, device: torch.device) -> str | None:

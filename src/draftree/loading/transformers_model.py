@@ -226,21 +226,29 @@ def wrap_checked(model: Any, name: str, *, shapes: Shapes | None = None) -> HFMo
 def _wrap_checked(model: Any, name: str, *, shapes: Shapes | None) -> HFModel | CachedModel:
     implementation = model.config._attn_implementation
     reference = _own_logits(model, reference_logits)
+    must_be_exact = shapes is not None and shapes.exact
     try:
         ours = HFModel(model, row_buckets=row_buckets(model), shapes=shapes)
         result = check(ours, reference)
-    except UnsupportedModelError as reason:
-        logger.info("%s: %s; trying transformers' own cache, chains only", name, reason)
+    except UnsupportedModelError as error:
+        reason = str(error)
     except Exception as error:  # as above, now with our attention in it
-        logger.warning("%s: our attention fails here (%s); trying transformers' own cache", name, first_line(error))
+        reason = f"our attention fails here ({first_line(error)})"
+        logger.warning("%s: %s", name, reason)
     else:
+        reason = f"our attention is not exact here (error {result.chain_error:.1e})"
         if result.chains_ok:
             _limit_to_checked(ours, result, name)
             # other shapes use other kernels: exactness of one small tree is verified for larger ones
             ours.is_exact = shapes is not None and result.is_exact and rounds_alike(ours)
-            return ours
-        logger.warning("%s: our attention is not exact here (error %.1e)", name, result.chain_error)
+            if ours.is_exact or not must_be_exact:
+                return ours
+            reason = f"some rows have other bits in other passes on {ours.device}"
+        logger.warning("%s: %s", name, reason)
     _restore(model, implementation)
+    if must_be_exact:
+        raise UnsupportedModelError(f"exact was requested for '{name}', but {reason}: leave exact out")
+    logger.info("%s: %s; trying transformers' own cache, chains only", name, reason)
     return _wrap_with_cache(model, reference)
 
 

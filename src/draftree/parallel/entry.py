@@ -15,14 +15,20 @@ if TYPE_CHECKING:
 
 
 def load_divided(options: ModelOptions) -> LoadedModel:
-    """Load the model, together with the other processes if it is divided among them."""
+    """Load the model, together with the other processes if it is divided among them; raise if it must be exact."""
     if options.is_parallel:
         from draftree.parallel.load import load_together
 
-        return load_together(options)
-    from draftree.loading.load import load_model
+        loaded = load_together(options)
+    else:
+        from draftree.loading.load import load_model
 
-    return load_model(options)
+        loaded = load_model(options)
+    if options.exact:
+        from draftree.loading.loaded import require_exact
+
+        require_exact(loaded)
+    return loaded
 
 
 def leave_to_rank_zero(options: ModelOptions) -> None:

@@ -232,6 +232,16 @@ class ProbePass:
         return mixed.transpose(1, 2).contiguous()
 
 
+class NoAttention:
+    """Pass without attention: its result is 0."""
+
+    def attend(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
+
+    def note_mask(self, window: int | None) -> None:
+        """Do nothing."""
+
+
 @torch.inference_mode()
 def windows_of_masks(model: Any) -> set[int]:
     """Return the windows of a model's own masks; its attention implementation is unchanged afterwards."""

@@ -7,7 +7,7 @@ and attends to prefix and ancestors; recurrent mixers take their states from our
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -22,7 +22,7 @@ from draftree.models.kv.slots import KVSlot, LayerRange, Leftovers, RangeOutput,
 from draftree.models.kv.slotted import RowOrder, SlottedModel, requested_rows
 from draftree.models.kv.states import RecurrentStates, StateKey
 from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
-from draftree.models.torch.attention import ProbePass, SlotPass, announced, plan_pass, recorded, use_in_decoder
+from draftree.models.torch.attention import NoAttention, Pass, ProbePass, announced, plan_pass, recorded, use_in_decoder
 from draftree.models.torch.chunks import read_in_chunks
 from draftree.models.torch.growth import Growth, TreeGrowth, found_trees, pack_wanted
 from draftree.models.torch.inspection import (
@@ -51,6 +51,10 @@ class HFModel(TransformersModel, SlottedModel):
     outside of our passes as transformers does. `row_buckets`: ascending numbers of rows; a pass is padded to the next
     of them, so that a row is computed by the same kernels in every batch. Empty for no padding. `shapes`: limits of
     static passes, as CUDA graphs if the device has them; None for dynamic passes only.
+
+    Raises:
+        UnsupportedModelError: the model cannot run here; with `shapes.exact`, a layer would round a row differently in
+            other passes.
     """
 
     def __init__(self, model: Any, *, row_buckets: Sequence[int] = (), shapes: Shapes | None = None) -> None:
@@ -61,7 +65,9 @@ class HFModel(TransformersModel, SlottedModel):
         self.supports_trees = True
         parameter = next(model.parameters())
         self.device, self.dtype = model.device, parameter.dtype
-        self.row_buckets = tuple(row_buckets)
+        self._is_exact = shapes is not None and shapes.exact
+        self._exactly: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.row_buckets = () if self._is_exact else tuple(row_buckets)
         self._rows_keyword = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._mixers = self._found_mixers()
         num_layers = int(self.config.num_hidden_layers)
@@ -70,6 +76,8 @@ class HFModel(TransformersModel, SlottedModel):
         use_in_decoder(model)
         probe = self._probe(num_layers)
         self.calls = probe.calls
+        if self._is_exact:
+            self._compute_exactly()
         # the cache of generate drops keys that a layer without a window of its own would see: texts end before that
         forgotten = [
             window
@@ -97,8 +105,21 @@ class HFModel(TransformersModel, SlottedModel):
         super().__init__(type(model).__name__, num_layers=num_layers, pool=pool)
         self._growths: dict[Growth, TreeGrowth] = {}
         self.static = None if shapes is None else self._static_passes(shapes, group=max(probe.groups))
-        if shapes is not None and runs_triton(self.device):
+        if shapes is not None and not self._is_exact and runs_triton(self.device):
             self._layers.compile(lambda: self._run_probe(ProbePass()))
+
+    def _compute_exactly(self) -> None:
+        """Compute each row with the same bits in every pass; raise UnsupportedModelError for a layer that cannot."""
+        from draftree.models.torch.exact import exact_rows, require_exact_rows
+
+        require_exact_rows(self.model)
+        if self._mixers is not None:
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} has recurrent layers, which are not exact on GPUs"
+            )
+        self._layers.uncompile()
+        self._exactly = lambda: exact_rows(self.model)
+        self._run_probe(NoAttention())
 
     def _static_passes(self, shapes: Shapes, *, group: int) -> StaticPasses:
         windows = [call.window for call in self.calls.values() if call.window is not None]
@@ -196,7 +217,7 @@ class HFModel(TransformersModel, SlottedModel):
         return probe
 
     @torch.inference_mode()
-    def _run_probe(self, probe: ProbePass) -> None:
+    def _run_probe(self, probe: Pass) -> None:
         tokens = torch.zeros(1, 2, dtype=torch.long, device=self.device)
         with announced(probe), self._layers.numbered():
             self._forward(tokens, torch.arange(2, device=self.device).unsqueeze(0), None)
@@ -236,7 +257,8 @@ class HFModel(TransformersModel, SlottedModel):
         }
         if rows is not None and self._rows_keyword:
             arguments["logits_to_keep"] = rows
-        logits = self._model_logits(arguments)
+        with self._exactly():
+            logits = self._model_logits(arguments)
         if logits is None:
             return torch.empty(0, self.vocab_size, device=self.device)
         return logits[0] if rows is None or self._rows_keyword else logits[0, rows]
@@ -343,7 +365,12 @@ class HFModel(TransformersModel, SlottedModel):
 
     def _run(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], layer_range: LayerRange) -> RangeOutput:
         order = RowOrder(jobs, nodes)
-        current = plan_pass(self._pool.memory, order.slots, order.nodes, self.device)
+        current: Pass
+        if self._is_exact and self.static is not None:
+            rows_of_slots = zip(order.slots, order.nodes, strict=True)
+            current = self.static.attention([Rows(slot, [0] * len(own), own) for slot, own in rows_of_slots])
+        else:
+            current = plan_pass(self._pool.memory, order.slots, order.nodes, self.device)
         tokens = order.tokens
         requested = order.requested
         padding = next((bucket - len(tokens) for bucket in self.row_buckets if bucket >= len(tokens)), 0)
@@ -367,7 +394,7 @@ class HFModel(TransformersModel, SlottedModel):
         )
 
     @contextmanager
-    def _routed(self, current: SlotPass, order: RowOrder) -> Iterator[None]:
+    def _routed(self, current: Pass, order: RowOrder) -> Iterator[None]:
         """Let attentions and mixers run over the rows of a pass."""
         with announced(current), self._layers.numbered():
             if self._mixers is None or self._states is None:

@@ -75,9 +75,12 @@ class TorchLayers:
         try:
             trial()
         except Exception as error:  # compilers and what they call raise many types
-            for layer in self._layers:
-                del layer.forward
+            self.uncompile()
             logger.warning("layers of %s are not compiled: %s", self._name, str(error).strip().split("\n")[0][:300])
+
+    def uncompile(self) -> None:
+        for layer in self._layers:
+            layer.__dict__.pop("forward", None)
 
     def require(self, part: LayerSubset) -> None:
         self._require_found()

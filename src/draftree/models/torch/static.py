@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.tensors import fill, runs_triton
+from draftree.core.tensors import fill, runs_triton, to_device
 from draftree.core.tree import ancestor_bits
 from draftree.models.kv.slots import KVMemory, KVSlot
 from draftree.models.torch.attention import LayerCall, additive, attend
@@ -34,6 +35,7 @@ class Shapes:
     max_rows: int = 1024  # maximum number of rows of a static pass; others, such as chunks of prompts, are dynamic
     max_nodes: int = 512  # maximum number of tentative tokens of a slot
     captures: bool = True  # whether passes are captured if the device supports it
+    exact: bool = False  # whether rows have the same bits in every pass; for GPUs with Triton
 
     def __post_init__(self) -> None:
         for name in ("max_rows", "max_nodes"):
@@ -108,9 +110,18 @@ class Rows:
 
 
 def pack_inputs(
-    bucket: Bucket, jobs: Sequence[Rows], *, requested: Sequence[int], scratch: int, per_tile: int
+    bucket: Bucket,
+    jobs: Sequence[Rows],
+    *,
+    requested: Sequence[int],
+    scratch: int,
+    per_tile: int,
+    has_chains: bool = False,
 ) -> np.ndarray:
-    """Return the integers of one pass; `scratch` is an index that is never read."""
+    """Return the integers of one pass.
+
+    `scratch`: an index that is never read. `has_chains`: whether the rows of a tile must be a chain.
+    """
     array = np.zeros(inputs_size(bucket), dtype=np.int64)
     into = inputs_of(array, bucket)
     into.slots[:] = jobs[0].slot.index
@@ -133,7 +144,11 @@ def pack_inputs(
         into.prefixes[rows] = slot.length
         bits = ancestor_bits(slot.parents, num_bytes=bucket.words * WORD_BITS // 8)
         into.seen[rows] = bits.view("<i8")[chosen]
-        starts += range(first, end, per_tile)
+        breaks: list[int] = []
+        if has_chains:
+            breaks = (np.flatnonzero(np.array(slot.parents)[chosen[1:]] != chosen[:-1]) + first + 1).tolist()
+        for begin, stop in pairwise((first, *breaks, end)):
+            starts += range(begin, stop, per_tile)
         first = end
     starts += range(first, bucket.rows, per_tile)
     into.tiles[: len(starts)] = starts
@@ -148,14 +163,19 @@ class StaticAttention:
     on a value, so nothing waits for the device.
     """
 
-    def __init__(self, memory: KVMemory, inputs: Inputs[Tensor], *, has_kernel: bool) -> None:
+    def __init__(self, memory: KVMemory, inputs: Inputs[Tensor], *, has_kernel: bool, is_exact: bool = False) -> None:
         self._memory = memory
         self._inputs = inputs
         self._has_kernel = has_kernel
+        self._order: Tensor | None = None
+        if is_exact:
+            from draftree.models.torch.tree_attention import nodes_by_depth
+
+            self._order = nodes_by_depth(inputs.seen)
         self._masks: dict[tuple[int | None, torch.dtype], Tensor] = {}
 
     def over(self, inputs: Inputs[Tensor]) -> StaticAttention:
-        """Return the attention of other rows."""
+        """Return the attention of other rows, which are a draft's and need not be exact."""
         return StaticAttention(self._memory, inputs, has_kernel=self._has_kernel)
 
     def note_mask(self, window: int | None) -> None:
@@ -188,6 +208,7 @@ class StaticAttention:
                 window=call.window,
                 softcap=call.softcap,
                 sinks=call.sinks,
+                order=self._order,
             )
         keys[inputs.slots, :, inputs.places] = key
         values[inputs.slots, :, inputs.places] = value
@@ -399,8 +420,8 @@ class StaticPasses:
             rows <= self.shapes.max_rows
             and tentative <= self.shapes.max_nodes
             and rounded(max(rows, self._min_rows)) * self._memory.length <= most_cells
-            # the kernel hides nothing within a tree
-            and (self._window is None or deepest <= self._window)
+            # only exact passes hide nodes from later ones of their branch
+            and (self._window is None or deepest <= self._window or self.shapes.exact)
         )
 
     def run(
@@ -431,7 +452,7 @@ class StaticPasses:
         prepared = self._prepared.get(bucket)
         if prepared is None:
             prepared = self._prepared[bucket] = self._prepare(bucket, floats)
-        packed = pack_inputs(bucket, jobs, requested=requested, scratch=self._memory.length, per_tile=self.per_tile)
+        packed = self._packed(bucket, jobs, requested)
         if extra is not None:
             inputs_of(packed, bucket).extra[:] = extra
         fill(prepared.integers, packed)
@@ -443,6 +464,25 @@ class StaticPasses:
         outputs = tuple(output[:count] for output in prepared.run())
         return outputs, inputs_of(prepared.integers, bucket).requested[: len(requested)]
 
+    def attention(self, jobs: Sequence[Rows]) -> StaticAttention:
+        """Return the attention of a pass of any shape."""
+        tentative = max(job.slot.num_tentative for job in jobs)
+        bucket = Bucket(sum(len(job.nodes) for job in jobs), -(-tentative // WORD_BITS), None)
+        return self._attention(inputs_of(to_device(self._packed(bucket, jobs, ()), self._device), bucket))
+
+    def _attention(self, inputs: Inputs[Tensor]) -> StaticAttention:
+        return StaticAttention(self._memory, inputs, has_kernel=self._has_kernel, is_exact=self.shapes.exact)
+
+    def _packed(self, bucket: Bucket, jobs: Sequence[Rows], requested: Sequence[int]) -> np.ndarray:
+        return pack_inputs(
+            bucket,
+            jobs,
+            requested=requested,
+            scratch=self._memory.length,
+            per_tile=self.per_tile,
+            has_chains=self.shapes.exact,
+        )
+
     def drop(self) -> None:
         self._prepared.clear()
 
@@ -452,9 +492,7 @@ class StaticPasses:
         inputs = inputs_of(integers, bucket)
 
         def work() -> Outputs:
-            return self._forward(
-                inputs, StaticAttention(self._memory, inputs, has_kernel=self._has_kernel), float_inputs, bucket.kind
-            )
+            return self._forward(inputs, self._attention(inputs), float_inputs, bucket.kind)
 
         return Prepared(integers, float_inputs, work)
 
