@@ -1,12 +1,13 @@
 """Times passes and decoding of a random model in a real model's shape: pass times do not depend on the weights.
 
-    python benchmarks/gpu_passes.py --shape 8b [--device cuda] [--kernels graphs,torch] [--output FILE]
+    python benchmarks/gpu_passes.py --shape 8b [--device cuda] [--kernels graphs,torch,exact] [--output FILE]
 
 Three tables, one JSON line per row after a header: passes over 1 to 64 new tokens of 1 to 64 sequences, as multiples
 of the floor (bytes of weights, keys and values over measured bandwidth); plain decoding compared with transformers'
 `generate` with its compiled static cache; and the drafter `synthetic`, an instrument whose guesses are right as often
-as configured, with the share that it reaches of the speed-up that its acceptance and the measured passes predict. A
-model of shape `tiny` runs on a CPU and shows that the script works. No card was at hand so far: it has timed nothing.
+as configured, with the share that it reaches of the speed-up that its acceptance and the measured passes predict.
+Kernels `exact` are graphs whose rows have the same bits in every pass; they need a GPU. A model of shape `tiny` runs on
+a CPU and shows that the script works. No card was at hand so far: it has timed nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ import torch
 from random_models import SHAPES, build, ids, weight_bytes
 
 from draftree import LLM, SamplingParams
-from draftree.core.tensors import synchronize
+from draftree.core.tensors import runs_triton, synchronize
 from draftree.lab.bench.benchmark import without_collector
 from draftree.lab.bench.passes import read_bandwidth
 from draftree.loading.loaded import LoadedModel
@@ -196,7 +197,10 @@ def measure(options: argparse.Namespace, say: Callable[[str, Any], None]) -> Non
         speed = time_peer(model, batch=batch, prefix=prefix, tokens=tokens)  # before the attention is exchanged
         say("decode", DecodeTime("transformers, static cache", batch, speed, batch / speed / floor(batch)))
     for kernels in options.kernels:
-        loaded = wrap_model(model, name=options.shape, shapes=Shapes() if kernels == "graphs" else None)
+        shapes = None if kernels == "torch" else Shapes(exact=kernels == "exact")
+        loaded = wrap_model(model, name=options.shape, shapes=shapes)
+        if kernels == "exact":
+            loaded = replace(loaded, kernels=f"exact {loaded.kernels}")
         passes = time_passes(
             loaded, batches=options.batches, rows=options.rows, prefix=prefix, repeats=options.repeats, floor=floor
         )
@@ -231,7 +235,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="1b")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--kernels", type=lambda text: text.split(","), default=["torch", "graphs"])
+    parser.add_argument("--kernels", type=lambda text: text.split(","))
     parser.add_argument("--rows", type=numbers, default=numbers("1,2,4,8,16,32,64"))
     parser.add_argument("--batches", type=numbers, default=numbers("1,2,4,8,16,32,64"))
     parser.add_argument("--prefix", type=int, default=512)
@@ -244,6 +248,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--output", type=Path)
     options = parser.parse_args(arguments)
     options.rows = tuple(sorted({*options.rows, options.k + 1}))
+    if options.kernels is None:
+        options.kernels = ["torch", "graphs", *["exact"] * runs_triton(torch.device(options.device))]
     return options
 
 
