@@ -14,14 +14,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from draftree.core.errors import UnsupportedModelError
+from draftree.core.errors import ConfigurationError, UnsupportedModelError
+from draftree.loading import options as options_module
 from draftree.loading import transformers_model
+from draftree.loading.options import resolve_place, shapes_of
 from draftree.loading.transformers_model import wrap_model
 from draftree.models.base import Extend, Pass
 from draftree.models.check import EXACT_PARENTS, exact_tokens, rounds_alike
 from draftree.models.torch import exact, hf, static
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.static import Shapes
+from draftree.options import ModelOptions
 from families import fresh
 from slot_samples import filled
 
@@ -138,6 +141,19 @@ def test_it_is_refused_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exact, "runs_triton", lambda device: False)
     with pytest.raises(UnsupportedModelError, match=r"needs Triton and a GPU of compute capability 8\.0"):
         HFModel(fresh("llama").to(DEVICE), shapes=Shapes(exact=True))
+
+
+def test_only_passes_on_a_gpu_change_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    wanted = ModelOptions("any", exact=True)
+    assert shapes_of(wanted, gpu, by_default=True) == Shapes(exact=True)
+    assert shapes_of(wanted, cpu, by_default=False) is None
+    assert shapes_of(ModelOptions("any"), gpu, by_default=True) == Shapes()
+    monkeypatch.setattr(options_module, "resolve_device", lambda device: gpu)
+    monkeypatch.setattr(options_module, "has_native_bfloat16", lambda device: True)
+    for others in ({"kernels": "torch"}, {"offload": "1GB"}):
+        with pytest.raises(ConfigurationError, match="exact on a GPU needs kernels 'graphs' or 'auto' and no offload"):
+            resolve_place(ModelOptions("any", exact=True, dtype="float32", **others))
 
 
 WIDE = {
