@@ -7,6 +7,7 @@ import functools
 import pytest
 
 from draftree.models.base import Close, Commit, Extend, Fork, Pass
+from draftree.models.kv.slots import MIN_LENGTH
 from families import peer
 from model_subjects import (
     CHAIN,
@@ -196,7 +197,7 @@ def test_growing_capacity_keeps_stored_keys() -> None:
     model.reserve(1, 16)
     slot = filled(model, PREFIX)
     model.run(Pass([Extend(slot, TREE[:3], CHAIN[:3])]))
-    model.reserve(3, 20)
+    model.reserve(3, MIN_LENGTH + 1)
     other = filled(model, PREFIX[:2])
     long = PREFIX * 5
     scores = model.run(Pass([Extend(other, long, range(-1, len(long) - 1), logits_at=[54]), Extend(slot, [40], [2])]))

@@ -19,6 +19,7 @@ from draftree.loading.load import load_model
 from draftree.loading.loaded import LoadedModel
 from draftree.loading.transformers_model import wrap_model
 from draftree.models.base import Commit, Extend, LayerSubset, Pass
+from draftree.models.kv.slots import MIN_LENGTH
 from draftree.models.torch import static as static_passes
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.static import CaptureError, Graphs, Shapes
@@ -177,7 +178,7 @@ def test_graphs_are_dropped_when_the_memory_moves() -> None:
         model.run(Pass([Extend(slot, [5] * count, range(-1, count - 1))]))
         model.commit(slot, ())
     assert [bucket.rows for bucket in model.static.buckets] == [1, 2, 4]
-    model.reserve(4, 200)
+    model.reserve(4, MIN_LENGTH + 1)
     model.run(Pass([Extend(slot, [5], [-1])]))
     assert [bucket.rows for bucket in model.static.buckets] == [1], "captured memory moved"
 
@@ -210,7 +211,7 @@ def test_shapes_are_captured_when_they_are_first_used(monkeypatch: pytest.Monkey
             one.commit(slot, [0])
     assert torch.allclose(torch.cat(captured), torch.cat(wanted), atol=2e-4)
     assert model.static.num_captured == 1, "the prompt is longer than a window"
-    model.reserve(1, 200)
+    model.reserve(1, MIN_LENGTH + 1)
     assert model.run(Pass([Extend(slot_of(model), [5], [-1])])).logits.tensor().isfinite().all()
     assert model.static.num_captured == 2
 

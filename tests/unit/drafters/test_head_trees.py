@@ -189,7 +189,8 @@ def test_what_c_does_not_cover_is_grown_level_by_level(options: dict[str, Any]) 
     assert not both(**options)[1]
 
 
-def test_a_small_tree_beside_a_large_one_has_room() -> None:
+def test_a_small_tree_beside_a_large_one_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftree.models.kv.slots.MIN_LENGTH", 1)
     found = []
     for in_one_call in (True, False):
         drafts = Drafts(kind="static", tree="best-16", in_one_call=in_one_call)
