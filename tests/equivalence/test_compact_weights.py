@@ -69,9 +69,10 @@ def test_every_bit_of_a_weight_comes_back(share: str, vocab: int, monkeypatch: p
 @pytest.mark.parametrize("share", SHARES)
 def test_logits_have_the_bits_of_wide_weights(share: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     library = built(name)
+    if not library.keeps_compact:
+        pytest.skip("weights in bfloat16 have 16 bits")
     monkeypatch.setattr(decoder, "library", lambda: library)
     wide = packed(model_of(SHARES[share]), -1.0, monkeypatch)
-    monkeypatch.setattr(library, "keeps_compact", True)
     lm = packed(model_of(SHARES[share]), 1.0, monkeypatch)
     assert is_compact(lm)
     assert not is_compact(wide)

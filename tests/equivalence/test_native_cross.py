@@ -63,6 +63,12 @@ def build(request: pytest.FixtureRequest) -> Cross:
     return found
 
 
+@pytest.fixture(autouse=True)
+def weights_of_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arm processors read no others."""
+    monkeypatch.setattr(library(), "keeps_compact", False)
+
+
 @pytest.fixture(scope="module")
 def run(build: Cross, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Recording], Outcome]:
     folder = tmp_path_factory.mktemp("cross")

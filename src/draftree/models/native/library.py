@@ -298,15 +298,19 @@ class Library:
         self._library.draftree_unpack(ctypes.byref(linear), 0, outputs, weight.data_ptr())
         return weight
 
-    def measure_blocks(self, packed: Tensor, inputs: int, first: int, end: int, lowest: Tensor, counts: Tensor) -> None:
-        """Find the lowest exponents of outputs and the number of exceptions of packed blocks in bfloat16."""
+    def measure_blocks(
+        self, packed: Tensor, inputs: int, first: int, end: int, high_bytes: Tensor, counts: Tensor
+    ) -> None:
+        """Find the most frequent high bytes and the number of exceptions of packed blocks in bfloat16."""
         place = packed.data_ptr(), inputs, first, end
-        self._library.draftree_measure_blocks(*place, lowest.data_ptr(), counts.data_ptr())
+        self._library.draftree_measure_blocks(*place, high_bytes.data_ptr(), counts.data_ptr())
 
-    def compact_blocks(self, packed: Tensor, inputs: int, first: int, end: int, lowest: Tensor, table: Tensor) -> None:
+    def compact_blocks(
+        self, packed: Tensor, inputs: int, first: int, end: int, high_bytes: Tensor, table: Tensor
+    ) -> None:
         """Write packed blocks in 12 bits over themselves, one after the other, and their exceptions into `table`."""
         place = packed.data_ptr(), inputs, first, end
-        if self._library.draftree_compact_blocks(*place, lowest.data_ptr(), table.data_ptr()):
+        if self._library.draftree_compact_blocks(*place, high_bytes.data_ptr(), table.data_ptr()):
             raise MemoryError(f"no memory for {inputs} inputs of two blocks")
 
     def run(self, decoder: CDecoder, run: CPass) -> None:

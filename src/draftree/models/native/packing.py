@@ -143,22 +143,22 @@ class Packer:
         return CLinear(self.keep(packed).data_ptr(), *beside, inputs, outputs, kind, first_output)
 
     def _compact(self, packed: Tensor, inputs: int, blocks: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return packed blocks in bfloat16 in 12 bits, in their own memory, with lowest exponents and exceptions.
+        """Return packed blocks in bfloat16 in 12 bits, in their own memory, with their high bytes and exceptions.
 
         They stay as they are, and the others are None, if too many weights are exceptions, or where it does not pay.
         """
         if not self.library.keeps_compact:
             return packed, None, None
-        lowest = torch.empty(blocks * LANES, dtype=torch.int32)
+        high_bytes = torch.empty(blocks * 64, dtype=torch.uint8)
         counts = torch.empty(blocks, dtype=torch.int64)
         step = PACK_ROWS // LANES
         pieces = [(first, min(first + step, blocks)) for first in range(0, blocks, step)]
 
         def measure(piece: tuple[int, int]) -> None:
-            self.library.measure_blocks(packed, inputs, piece[0], piece[1], lowest, counts)
+            self.library.measure_blocks(packed, inputs, piece[0], piece[1], high_bytes, counts)
 
         def compact(piece: tuple[int, int]) -> None:
-            self.library.compact_blocks(packed, inputs, piece[0], piece[1], lowest, table)
+            self.library.compact_blocks(packed, inputs, piece[0], piece[1], high_bytes, table)
 
         list(self.pool.map(measure, pieces))
         if (exceptions := int(counts.sum())) > len(packed) // 2 * MOST_EXCEPTIONS:
@@ -171,7 +171,7 @@ class Packer:
         for first, end in pieces:
             to, source = packed.data_ptr() + first * size * 3 // 4, packed.data_ptr() + first * size
             ctypes.memmove(to, source, (end - first) * size * 3 // 4)
-        return packed[: len(packed) * 3 // 4], self.keep(lowest), self.keep(table)
+        return packed[: len(packed) * 3 // 4], self.keep(high_bytes), self.keep(table)
 
     def _joint(self, linears: Sequence[LinearBlueprint], kind: int, *, first_output: int) -> CLinear:
         whole = LinearBlueprint(linears[0].weight, None, sum(part.inputs for part in linears), linears[0].outputs)

@@ -28,27 +28,21 @@ enum { SUMS_OF_add_float32 = 1, SUMS_OF_add_bfloat16 = 1, SUMS_OF_add_compact = 
     }
 BY_SHAPE(add_rows_float32, add_float32)
 BY_SHAPE(add_rows_bfloat16, add_bfloat16)
-BY_SHAPE(add_rows_compact, add_compact)
 BY_SHAPE(add_rows_int8, add_int8)
+#if KEEPS_COMPACT
+BY_SHAPE(add_rows_compact, add_compact)
+#endif
 
 void add_rows(Piece piece, int num_rows, int count) {
-    if (piece.exceptions != NULL) add_rows_compact(piece, num_rows, count);
-    else switch (piece.linear->format) {
+#if KEEPS_COMPACT
+    if (piece.exceptions != NULL) {
+        add_rows_compact(piece, num_rows, count);
+        return;
+    }
+#endif
+    switch (piece.linear->format) {
     case FLOAT32: add_rows_float32(piece, num_rows, count); break;
     case BFLOAT16: add_rows_bfloat16(piece, num_rows, count); break;
     default: add_rows_int8(piece, num_rows, count);
-    }
-}
-
-void restore(Restored *restored, int64_t from, int64_t to, int64_t stride) {
-    const Linear *linear = restored->linear;
-    const int64_t first = from / 32, end = blocks_of(to, 32);
-    for (int i = 0; i < restored->count; i++) {
-        const int64_t block = restored->block + i;
-        char *lines = restored->lines + i * stride;
-        for (int64_t unit = first; unit < end; unit++)
-            restore_unit(linear, block, unit, lines + (unit - first) * 1024);
-        restored->exception[i] =
-            restore_exceptions(linear, block, restored->exception[i], first, end, lines);
     }
 }

@@ -26,10 +26,11 @@ typedef struct {
     int first_part;               /* place of the first block in these sums */
     const char *next, *next_end;  /* lines to prefetch of the first stream; in the others as far on */
     int64_t streams, stream_stride;
-    int64_t block;       /* of weights in 12 bits: the first block, */
-    int64_t *exceptions; /* and the next exception of each; NULL: they are restored, or have 16 bits */
-    int64_t step;        /* from the lines of a block to its next ones */
     unsigned when;                /* bit s: in step s of STEPS, a line of each block is prefetched */
+    /* of weights in 12 bits: */
+    int64_t block;           /* the first one */
+    int64_t *exceptions;     /* numbers of the next ones of each block; NULL: weights have 16 bits */
+    int64_t step, next_step; /* from four lines, and from those to prefetch, to the next ones */
 } Piece;
 
 #define EACH_ROW(r) UNROLLED for (int r = 0; r < num_rows; r++)
@@ -79,40 +80,6 @@ INLINE uint32_t number_at(const char *from) {
     memcpy(&number, from, 4);
     return number;
 }
-
-/* the lowest exponents of a part of a block */
-INLINE part_w lowest_of(const Linear *linear, int64_t block, int part) {
-    return *(const part_w_loose *)(linear->sums + block * LANES + part * PART_LANES);
-}
-
-/* Replaces weights by their exceptions, from number `exception` on, in a part of the four lines that
- * begin at word `place` of a block; returns the number of the next one. */
-static __attribute__((noinline)) int64_t replace_exceptions(const Linear *linear, int64_t block,
-                                                            int64_t exception, int64_t place, int part,
-                                                            part_w *lines) {
-    for (int64_t found; (found = place_of(linear, block, exception)) < place + 128; exception++) {
-        const int64_t word = found - place, at = word % 32 - part * (WIDTH / 2);
-        if (at >= 0 && at < WIDTH / 2) lines[word / 32][at] = (uint16_t)linear->blocks[exception];
-    }
-    return exception;
-}
-
-/* Adds the products of a pair of inputs and their weights. */
-#if WIDE_HALVES
-#define INPUT_PAIR_AT(pair) ((pair) * 8)
-INLINE part_f add_pair(part_f sum, const char *inputs, part_u weights) {
-    float pair[2];
-    memcpy(pair, inputs, sizeof pair);
-    sum = fma_part(splat_part(pair[0]), (part_f)(weights << 16), sum);
-    return fma_part(splat_part(pair[1]), (part_f)(weights & 0xffff0000u), sum);
-}
-#else
-#define INPUT_PAIR_AT(pair) ((pair) / 16 * 1024 + (pair) % 16 * 4)
-INLINE part_f add_pair(part_f sum, const char *inputs, part_u weights) {
-    const part_u both = (part_u){0} + number_at(inputs);
-    return (part_f)_mm512_dpbf16_ps((__m512)sum, (__m512bh)both, (__m512bh)weights);
-}
-#endif
 
 #if WIDE_HALVES
 /* The even or the odd ones of pairs of weights. With many sums there are too few registers to keep
@@ -180,56 +147,96 @@ INLINE void add_bfloat16(Piece piece, int num_rows, int count) {
 }
 #endif
 
-/* the same with weights in 12 bits */
+#if KEEPS_COMPACT
+typedef uint16_t Words[32] __attribute__((aligned(64)));
+
+/* restores the first two of four lines of a block or, if `later`, the others */
+INLINE void restore_two(const char *from, int later, const uint8_t *tables, part_u *to) {
+    const __m512i low = _mm512_loadu_si512(from + later * 64), all = _mm512_loadu_si512(from + 128),
+                  numbers = _mm512_and_si512(later ? _mm512_srli_epi16(all, 4) : all, _mm512_set1_epi8(15)),
+                  high = _mm512_shuffle_epi8(_mm512_loadu_si512(tables), numbers);
+    to[0] = (part_u)_mm512_unpacklo_epi8(low, high);
+    to[1] = (part_u)_mm512_unpackhi_epi8(low, high);
+}
+
+/* Replaces weights by their exceptions in two lines of `count` blocks, which begin at word `place` of the
+ * blocks; returns the place of the next exception. */
+static __attribute__((noinline)) int64_t replace_exceptions(const Piece *piece, int64_t place, int count,
+                                                            Words (*lines)[2]) {
+    int64_t next = INT64_MAX;
+    for (int i = 0; i < count; i++) {
+        int64_t *exception = piece->exceptions + i, at;
+        for (; (at = place_of(piece->linear, piece->block + i, *exception)) < place + 64; (*exception)++)
+            lines[i][(at - place) / 32][at % 32] = (uint16_t)piece->linear->blocks[*exception];
+        next = min_int(next, at);
+    }
+    return next;
+}
+
+/* Adds the products of a pair of inputs and their weights. */
+#if WIDE_HALVES
+enum { PAIR_BYTES = 8 };
+INLINE int64_t inputs_at(uint64_t four) { return (int64_t)four * 4 * PAIR_BYTES; }
+INLINE part_f add_pair(part_f sum, const char *inputs, part_u weights) {
+    float pair[2];
+    memcpy(pair, inputs, sizeof pair);
+    sum = fma_part(splat_part(pair[0]), (part_f)(weights << 16), sum);
+    return fma_part(splat_part(pair[1]), (part_f)(weights & 0xffff0000u), sum);
+}
+#else
+enum { PAIR_BYTES = 4 };
+INLINE int64_t inputs_at(uint64_t four) { return (int64_t)(four / 4 * 1024 + four % 4 * 16); }
+INLINE part_f add_pair(part_f sum, const char *inputs, part_u weights) {
+    const part_u both = (part_u){0} + number_at(inputs);
+    return (part_f)_mm512_dpbf16_ps((__m512)sum, (__m512bh)both, (__m512bh)weights);
+}
+#endif
+
+/* the same with weights in 12 bits; two lines at a time, since more do not stay in registers */
 INLINE void add_compact(Piece piece, int num_rows, int count) {
     const Linear *linear = piece.linear;
-    const int64_t units = blocks_of(linear->inputs, 32);
+    int64_t exception = INT64_MAX; /* the place of the next one */
+    const char *input[MOST_ROWS], *from = piece.weight + piece.from / 8 * piece.step, *next = piece.next;
     part_f sums[SUMS_AT_ONCE];
-    int64_t place_of_exception[GROUP]; /* in its block */
-    const char *input[MOST_ROWS];
+    EACH_ROW(r)
 #if WIDE_HALVES
-    EACH_ROW(r) input[r] = (const char *)wide_input(piece.work->inputs, piece.row + r, linear->inputs);
+        input[r] = (const char *)wide_input(piece.work->inputs, piece.row + r, linear->inputs);
 #else
-    EACH_ROW(r) input[r] = (const char *)piece.work->inputs + tile_at(piece.row + r, 0, units);
+        input[r] = (const char *)piece.work->inputs + tile_at(piece.row + r, 0, blocks_of(linear->inputs, 32));
 #endif
     for (int i = 0; i < count; i++)
-        place_of_exception[i] = place_of(linear, piece.block + i, piece.exceptions[i]);
+        exception = min_int(exception, place_of(linear, piece.block + i, piece.exceptions[i]));
     EACH_ROW(r)
         EACH_PART(i) sums[PART_OF(r, i)] = piece.partial_sums[r].value[piece.first_part + i];
-    const char *next = piece.next;
-    for (int64_t four = piece.from / 8; four < blocks_of(piece.to, 32) * 4; four++, next += piece.step) {
-        part_w w[GROUP * PARTS][4];
-        EACH_PART(i) {
-            const int block = i / PARTS, part = i % PARTS;
-            const char *from = piece.weight + four * piece.step + block * FOUR_BYTES + part * WIDTH;
-            if (part == 0) {
-                atomic_signal_fence(memory_order_seq_cst);
-                for (int line = 0; line < FOUR_BYTES; line += 64)
-                    prefetch_once(next + block * FOUR_BYTES + line);
-                atomic_signal_fence(memory_order_seq_cst);
+    for (int64_t four = piece.from / 8; four < blocks_of(piece.to, 32) * 4; four++, from += piece.step) {
+        const int64_t offset = inputs_at((uint64_t)four);
+        UNROLLED for (int later = 0; later < 2; later++) {
+            const int64_t place = four * 128 + later * 64;
+            part_u w[GROUP][2];
+            EACH_PART(i)
+                restore_two(from + i * FOUR_BYTES, later, tables_of(linear, piece.block + i), w[i]);
+            if (__builtin_expect(exception < place + 64, 0)) {
+                Words lines[GROUP][2]; /* so that the others stay in registers */
+                EACH_PART(i) memcpy(lines[i], w[i], sizeof lines[i]);
+                exception = replace_exceptions(&piece, place, count, lines);
+                EACH_PART(i) memcpy(w[i], lines[i], sizeof lines[i]);
             }
-            restore_four(from, lowest_of(linear, piece.block + block, part), w[i]);
-            if (__builtin_expect(place_of_exception[block] < (four + 1) * 128, 0)) {
-                part_w lines[4]; /* so that the others stay in registers */
-                memcpy(lines, w[i], sizeof lines);
-                const int64_t later = replace_exceptions(linear, piece.block + block, piece.exceptions[block],
-                                                         four * 128, part, lines);
-                memcpy(w[i], lines, sizeof lines);
-                if (part == PARTS - 1) {
-                    piece.exceptions[block] = later;
-                    place_of_exception[block] = place_of(linear, piece.block + block, later);
+            UNROLLED for (int line = 0; line < 2; line++) {
+                atomic_signal_fence(memory_order_seq_cst); /* keeps loads, and so sums, in their order */
+                EACH_ROW(r) {
+                    const char *at = input[r] + offset + (later * 2 + line) * PAIR_BYTES;
+                    EACH_PART(i) sums[PART_OF(r, i)] = add_pair(sums[PART_OF(r, i)], at, w[i][line]);
                 }
             }
         }
-        UNROLLED for (int line = 0; line < 4; line++)
-            EACH_ROW(r) {
-                const char *at = input[r] + INPUT_PAIR_AT(four * 4 + line);
-                EACH_PART(i) sums[PART_OF(r, i)] = add_pair(sums[PART_OF(r, i)], at, (part_u)w[i][line]);
-            }
+        UNROLLED for (int line = 0; line < count * FOUR_BYTES; line += 64)
+            if (line < piece.next_step) prefetch_once(next + line);
+        next += piece.next_step;
     }
     EACH_ROW(r)
         EACH_PART(i) piece.partial_sums[r].value[piece.first_part + i] = sums[PART_OF(r, i)];
 }
+#endif
 
 INLINE part_i load_part(const char *from) { return *(const part_i_loose *)from; }
 

@@ -8,7 +8,8 @@
 #pragma once
 #include "products_kernels.h"
 
-enum { ROWS_PER_CALL = 96, ROWS_OF_ALL_BLOCKS = 2 };
+enum { ROWS_PER_CALL = 96, ROWS_OF_ALL_BLOCKS = 2,
+       PIECE_BYTES = GROUP * 6144, AHEAD_LINES = 128 /* of all blocks */ };
 
 /* the largest number of rows of a kernel for `count` blocks */
 INLINE int64_t rows_at_once(int64_t format, int64_t count) {
@@ -20,18 +21,12 @@ INLINE int64_t rows_at_once(int64_t format, int64_t count) {
 /* the distance of prefetches in `count` blocks, in inputs */
 INLINE int64_t inputs_ahead(const Linear *linear, int count) {
     const int64_t lines = AHEAD_LINES / count;
-    if (is_compact(linear)) return blocks_of(lines * 64, COMPACT_BYTES) * 32;
+    if (is_compact(linear)) return blocks_of(lines * 64, 4 * FOUR_BYTES) * 32;
     return linear->format == FLOAT32 ? lines : lines / 16 * inner_block(linear->format);
 }
 
 INLINE int64_t lines_of_block(int64_t inputs, int64_t format) { /* of 64 bytes */
     return block_bytes(inputs, format) / 64;
-}
-
-/* lines of so many inputs that lie one after the other: of a block, or of a pair of blocks in 12 bits */
-INLINE int64_t lines_in_row(const Linear *linear, int64_t block, int64_t inputs) {
-    if (!is_compact(linear)) return lines_of_block(inputs, linear->format);
-    return blocks_of(inputs, 32) * 4 * lines_step(linear, block) / 64;
 }
 
 /* Inputs per kernel call. If sums of 8-bit products are converted to float32 on the way, it must
@@ -40,8 +35,9 @@ INLINE int64_t lines_in_row(const Linear *linear, int64_t block, int64_t inputs)
 INLINE int64_t inputs_of_piece(const Linear *linear, int64_t calls, int count, int64_t from) {
     const int64_t format = linear->format, inputs = linear->inputs;
     if (format == INT8 && !SPLIT_BYTES && !BYTE_GROUPS) return UNITS_IN_SUM * 64;
+    const int64_t unit = format == BFLOAT16 ? 32 : 64;
     if (calls > 1)
-        return blocks_of(inputs, blocks_of(lines_of_block(inputs, format), PIECE_LINES) * 64) * 64;
+        return blocks_of(inputs, blocks_of(count * stored_bytes(linear), PIECE_BYTES) * unit) * unit;
     const int64_t ahead = inputs_ahead(linear, count), all = blocks_of(inputs, 64) * 64;
     return from == 0 && all > ahead ? all - ahead : ahead;
 }
@@ -61,38 +57,28 @@ INLINE void plan_prefetch(Piece *piece, const char *next, int64_t lines, int64_t
 INLINE void plan_call(Piece *piece, const char *next, int64_t call, int64_t calls, int count,
                       int64_t step) {
     const Linear *linear = piece->linear;
-    const int64_t format = linear->format, blocks_in_row = is_compact(linear) ? 2 : 1;
-    const char *weight = is_compact(linear) ? first_lines(linear, piece->block) : piece->weight;
-    const int64_t all = lines_in_row(linear, piece->block, linear->inputs),
-                  done = lines_in_row(linear, piece->block, piece->to), left = all - done,
-                  own = lines_of_block(piece->to, format) - lines_of_block(piece->from, format);
-    piece->streams = blocks_of(count, blocks_in_row);
-    piece->stream_stride = stored_bytes(linear) * blocks_in_row;
+    const int64_t format = linear->format, all = lines_of_block(linear->inputs, format),
+                  done = lines_of_block(piece->to, format), left = all - done,
+                  own = done - lines_of_block(piece->from, format);
+    piece->streams = count;
+    piece->stream_stride = piece->stride;
     if (calls == 1) {
-        if (left > 0) plan_prefetch(piece, weight + (done - own + AHEAD_LINES / count) * 64, own, own);
+        if (left > 0) plan_prefetch(piece, piece->weight + (done - own + AHEAD_LINES / count) * 64, own, own);
         else plan_prefetch(piece, next, own, own);
         return;
     }
-    const int64_t lines = min_int(lines_in_row(linear, piece->block, step), left > 0 ? left : all);
+    const int64_t lines = min_int(lines_of_block(step, format), left > 0 ? left : all);
     const int64_t first = lines * call / calls, end = lines * (call + 1) / calls;
-    plan_prefetch(piece, (left > 0 ? weight + done * 64 : next) + first * 64, end - first, own);
+    plan_prefetch(piece, (left > 0 ? piece->weight + done * 64 : next) + first * 64, end - first, own);
 }
 
-/* Weights in 12 bits: several calls read what is restored before them. */
-INLINE void restore_piece(Piece *piece, int64_t step, Restored *restored) {
-    piece->stride = blocks_of(step, 32) * 1024;
-    piece->weight = restored->lines - piece->from * 32;
-    restore(restored, piece->from, piece->to, piece->stride);
-}
-
-/* A single call restores them on the way. */
-INLINE void plan_restoring(Piece *piece, const char *next, int count, Restored *restored) {
-    const Linear *linear = piece->linear;
-    const int64_t ahead = piece->from + inputs_ahead(linear, count);
-    piece->exceptions = restored->exception;
-    piece->step = lines_step(linear, piece->block);
-    piece->weight = first_lines(linear, piece->block);
-    piece->next = ahead < linear->inputs ? piece->weight + ahead / 8 * piece->step : next;
+/* The same with weights in 12 bits. */
+INLINE void plan_compact(Piece *piece, const char *next, int64_t call, int64_t calls, int count) {
+    const int64_t ahead = calls > 1 ? piece->to : piece->from + inputs_ahead(piece->linear, count),
+                  lines = blocks_of(piece->to - piece->from, 8) * piece->step / 64;
+    if (ahead < piece->linear->inputs) next = piece->weight + ahead / 8 * piece->step;
+    piece->next = next + lines * call / calls * 64;
+    piece->next_step = blocks_of(piece->step / 64, calls) * 64;
 }
 
 /* Adds the products of some rows and `count` blocks to their sums. */
@@ -101,18 +87,27 @@ INLINE void add_blocks(const Work *work, const Linear *linear, int64_t row, int6
     const int64_t most = rows_at_once(linear->format, count), calls = blocks_of(num_rows, most);
     const int64_t bytes = stored_bytes(linear);
     const char *weights = linear->weight, *next = weights + next_block * bytes;
-    Restored restored;
-    if (is_compact(linear)) start_restoring(&restored, linear, block, count);
+    int64_t first[GROUP], exceptions[GROUP]; /* before a piece, and after a call */
+    if (is_compact(linear)) memcpy(exceptions, linear->blocks + block, (size_t)count * sizeof(int64_t));
     for (int64_t from = 0, step; from < linear->inputs; from += step) {
         step = inputs_of_piece(linear, calls, count, from);
         Piece piece = {work, linear, .from = from, .to = min_int(from + step, linear->inputs),
                        .weight = weights + block * bytes, .stride = bytes, .first_part = first_part,
                        .block = block};
-        if (is_compact(linear) && calls > 1) restore_piece(&piece, step, &restored);
+        if (is_compact(linear)) {
+            piece.weight = first_lines(linear, block);
+            piece.step = lines_step(linear, block);
+            piece.exceptions = exceptions;
+            memcpy(first, exceptions, sizeof first);
+        }
         for (int64_t call = 0, r = 0, end; call < calls; call++, r = end) {
             end = num_rows * (call + 1) / calls;
-            if (is_compact(linear) && calls == 1) plan_restoring(&piece, next, count, &restored);
-            else plan_call(&piece, next, call, calls, count, step);
+            if (is_compact(linear)) {
+                memcpy(exceptions, first, sizeof first);
+                plan_compact(&piece, next, call, calls, count);
+            } else {
+                plan_call(&piece, next, call, calls, count, step);
+            }
             piece.row = row + r;
             piece.partial_sums = sums + r;
             add_rows(piece, (int)(end - r), count);
@@ -129,7 +124,8 @@ INLINE void product_by_rows(const Work *work, const Linear *linear, int64_t row,
     /* halves: in one block widened ones wait for each other, and those of many rows for their loads */
     const int sweep = format == BFLOAT16 && (is_compact(linear) || WIDE_HALVES || num_rows > 4) ? 2 : 1;
     int at_once = count;
-    if (PARTS == 1 && count > sweep && num_rows <= rows_at_once(format, sweep)) at_once = sweep;
+    if (PARTS == 1 && count > sweep && (is_compact(linear) || num_rows <= rows_at_once(format, sweep)))
+        at_once = sweep;
     if (PARTS > 1 && num_rows > ROWS_OF_ALL_BLOCKS) at_once = 1; /* a weight of fewer blocks for more rows */
     for (int i = 0; i < count; i += at_once)
         add_blocks(work, linear, row, num_rows, block + i, at_once, i * PARTS, sums,

@@ -1,6 +1,5 @@
 /* Products by matrix tiles of 16 rows in bfloat16 or int8. */
 #pragma once
-#include "compact.h"
 #include "finishing.h"
 
 #if AMX
@@ -41,31 +40,20 @@ INLINE void finish_tile(const Work *work, const Linear *linear, int64_t row_tile
     }
 }
 
-/* Returns a tile of weights, which those in 12 bits are restored to; `exception` is the next one. */
-INLINE const char *weight_tile(const Linear *linear, int64_t block, int64_t unit, int64_t units,
-                               int64_t *exception, char *room) {
-    if (!is_compact(linear)) return (const char *)linear->weight + (block * units + unit) * 1024;
-    if (unit == 0) *exception = linear->blocks[block];
-    restore_unit(linear, block, unit, room);
-    *exception = restore_exceptions(linear, block, *exception, unit, unit + 1, room);
-    return room;
-}
-
 /* One tile of rows by up to four blocks of outputs. */
 INLINE void product_by_tile(const Work *work, const Linear *linear, int64_t row_tile, int64_t block,
                             int count, int target, int64_t rows) {
     const int64_t format = linear->format,
                   units = blocks_of(linear->inputs, inner_block(format));
+    const char *weight = (const char *)linear->weight + block * units * 1024;
     const char *input = (const char *)work->inputs + row_tile * units * 1024;
-    int64_t exceptions[GROUP];
-    char room[1024] __attribute__((aligned(64)));
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
 #define STEP(tile, place, dot) \
     { \
-        _tile_loadd(5, weight_tile(linear, block + place, unit, units, exceptions + place, room), 64); \
+        _tile_loadd(5, weight + (place) * units * 1024 + unit * 1024, 64); \
         dot(tile, 4, 5); \
     }
 #define UNITS(dot) \
@@ -102,12 +90,10 @@ INLINE void product_by_tile_pair(const Work *work, const Linear *linear, int64_t
                                  int64_t block, int target, int64_t rows) {
     const int64_t ahead = work->pass->num_threads * GROUP *
                           block_bytes(linear->inputs, linear->format);
-    const int prefetches = row_tile == 0 && !is_compact(linear);
     const int64_t format = linear->format,
                   units = blocks_of(linear->inputs, inner_block(format));
+    const char *weight = (const char *)linear->weight + block * units * 1024;
     const char *input = (const char *)work->inputs + row_tile * units * 1024;
-    int64_t exceptions[2];
-    char room[2][1024] __attribute__((aligned(64)));
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -115,13 +101,11 @@ INLINE void product_by_tile_pair(const Work *work, const Linear *linear, int64_t
 #define UNITS(dot) \
     for (int64_t unit = 0; unit < units; unit++) { \
         _tile_loadd(4, input + unit * 1024, 64); \
-        const char *first = weight_tile(linear, block, unit, units, exceptions, room[0]), \
-                   *second = weight_tile(linear, block + 1, unit, units, exceptions + 1, room[1]); \
-        _tile_loadd(6, first, 64); \
-        if (prefetches) prefetch_tile(first + ahead); \
+        _tile_loadd(6, weight + unit * 1024, 64); \
+        if (row_tile == 0) prefetch_tile(weight + unit * 1024 + ahead); \
         dot(0, 4, 6); \
-        _tile_loadd(7, second, 64); \
-        if (prefetches) prefetch_tile(second + ahead); \
+        _tile_loadd(7, weight + (units + unit) * 1024, 64); \
+        if (row_tile == 0) prefetch_tile(weight + (units + unit) * 1024 + ahead); \
         dot(1, 4, 7); \
         _tile_loadd(5, input + (units + unit) * 1024, 64); \
         dot(2, 5, 6); \

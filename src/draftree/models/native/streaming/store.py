@@ -261,7 +261,7 @@ class LayerReader:
                     self._ready[index] = buffer
 
 
-FORMAT = 4
+FORMAT = 5
 WEIGHTS, SMALL, DESCRIPTION = "weights.bin", "small.safetensors", "description.json"
 
 
