@@ -17,6 +17,7 @@ from draftree.loading.lowering import lower_model
 from draftree.models.native import decoder
 from draftree.models.native.blueprint import RMS_NORM, read_ropes
 from draftree.models.native.build import NativeUnavailableError, built_library
+from draftree.models.native.describe import plan_model
 from draftree.models.native.library import Library
 from draftree.models.native.modules import NormFacts
 from draftree.models.torch.hf import HFModel
@@ -64,6 +65,13 @@ def test_a_parameter_of_unknown_use_is_refused() -> None:
     model.model.layers[1].strange = torch.nn.Parameter(torch.zeros(3))
     with pytest.raises(NativeUnavailableError, match="unknown use"):
         lower(HFModel(model))
+
+
+def test_a_model_without_perceptrons_is_refused_by_this_reason() -> None:
+    model = fresh("mamba2", num_heads=4, head_dim=16, state_size=16, n_groups=1)
+    del model.config.num_attention_heads, model.config.num_key_value_heads  # which it does not have
+    with pytest.raises(NativeUnavailableError, match="none of its layers has a perceptron"):
+        plan_model(model)
 
 
 @pytest.fixture

@@ -165,9 +165,8 @@ def _before_and_after(
         for index, layer in enumerate(layers):
             attention = attention_of(layer)
             for module in (first_part(attention, *QUERIES), first_part(attention, *QUERY_NORM)):
-                if module is not None and not has_adapters(
-                    attention
-                ):  # of product and norm, which runs later, the last one is kept
+                # of product and norm, which runs later, the last one is kept
+                if module is not None and not has_adapters(attention):
                     hook = module.register_forward_hook(
                         lambda _, inputs, out, index=index: outputs.update({index: out})
                     )
@@ -453,6 +452,9 @@ def read(model: ModelFacts) -> Blueprint:
     modules, blocks = unfolded(part(base, *LAYERS))
     if getattr(config, "_heterogeneity_spec", None) is not None:
         raise NativeUnavailableError("its layers have sizes of their own")
+    mlps = [mlp for module in modules if (mlp := mlp_of(module)) is not None]
+    if not mlps:
+        raise NativeUnavailableError("none of its layers has a perceptron")
     heads = int(config.num_attention_heads)
     latent = next((attention for layer in modules if is_latent(attention := attention_of(layer))), None)
     sizes = None if latent is None else LatentSizes.of(latent, heads)
@@ -483,7 +485,6 @@ def read(model: ModelFacts) -> Blueprint:
     if is_post_norm:
         layers, final = norms_after(layers, final)
     embedding = inner.get_input_embeddings()
-    mlps = [mlp for module in modules if (mlp := mlp_of(module)) is not None]
     activation, limit, slope = _activation(mlps)
     head_norms = [name for layer in layers for name in (layer.query_norm, layer.key_norm) if name is not None]
     offset = 0 if table is None else int(getattr(table, "offset", 0))
