@@ -199,3 +199,13 @@ def test_the_memory_for_sequences_bounds_texts_and_batch() -> None:
     assert few.generate(IDS, given)[0].token_ids == whole.generate(IDS, given)[0].token_ids
     with pytest.raises(ConfigurationError, match=r"sequence_memory is 1000 bytes, but a text of 64 .*increase it"):
         LLM(target("llama"), "ngram", sequence_memory=1000)
+
+
+def test_the_least_memory_that_a_refusal_names_is_enough() -> None:
+    model = target("lfm2")  # of whose states larger trees have more
+    with pytest.raises(ConfigurationError) as refused:
+        LLM(model, "ngram", sequence_memory=1)
+    least = int(str(refused.value).partition("takes ")[2].partition(":")[0])
+    LLM(model, "ngram", sequence_memory=least)
+    with pytest.raises(ConfigurationError, match=f"takes {least}:"):
+        LLM(model, "ngram", sequence_memory=least - 1)

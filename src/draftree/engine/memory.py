@@ -81,12 +81,15 @@ def slot_budget(parts: EngineParts, sequence_bytes: int | None = None) -> SlotBu
     graphs = parts.target.footprint.graphs + _of_drafters(parts).graphs
     share = int(SHARE * max(0, (UNKNOWN if free is None else free) - graphs))
     budget = divided(parts, share if sequence_bytes is None else sequence_bytes, free)
-    if sequence_bytes is not None and not budget.num_slots(length := min(SHORT_TEXT, parts.target.max_length)):
-        raise ConfigurationError(
-            f"sequence_memory is {budget.sequence_bytes} bytes, but a text of {length} tokens, the prompt included, "
-            f"takes {budget.slot_bytes(length)}: increase it, or omit it to use half of the free memory"
-        )
-    return budget
+    length = min(SHORT_TEXT, parts.target.max_length)
+    if sequence_bytes is None or budget.num_slots(length):
+        return budget
+    while not budget.num_slots(length):  # trees grow with the memory
+        budget = divided(parts, budget.slot_bytes(length), free)
+    raise ConfigurationError(
+        f"sequence_memory is {sequence_bytes} bytes, but a text of {length} tokens, the prompt included, "
+        f"takes {budget.sequence_bytes}: increase it, or omit it to use half of the free memory"
+    )
 
 
 def _of_drafters(parts: EngineParts) -> Footprint:
