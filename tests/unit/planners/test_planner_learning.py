@@ -45,6 +45,25 @@ def test_rounds_teach_what_was_not_measured_and_the_machine_may_slow_down() -> N
     assert at(costs, 9) == pytest.approx(0.3, rel=0.05)
 
 
+def test_costs_that_vary_are_compared_with_those_that_vary_less() -> None:
+    dice = random.Random(1)
+    costs, draft = PassCosts(), DraftCosts()
+    costs.learn({1: 0.1, 4: 0.12})
+    for _ in range(200):
+        costs.observe(1, 1, 100, seconds=0.1 * dice.uniform(0.99, 1.01), is_plain=True)  # a share of a call
+        costs.observe(4, 1, 100, seconds=0.15 * dice.uniform(0.85, 1.15))
+        draft.observe(0.03 * dice.uniform(0.85, 1.15), 2)
+    assert at(costs, 4) / at(costs, 1) == pytest.approx(1.5, rel=0.03)
+    assert draft.of(2) == pytest.approx(0.03, rel=0.1)
+
+
+def test_what_a_first_draft_lost_is_forgotten_at_once() -> None:
+    draft = DraftCosts()
+    for seconds in (0.08, 0.02, 0.02):
+        draft.observe(seconds, 1)
+    assert draft.of(1) == pytest.approx(0.02)
+
+
 @pytest.mark.parametrize("is_plain", [False, True])
 def test_a_slower_machine_slows_rounds_that_were_not_seen_as_well(*, is_plain: bool) -> None:
     costs = PassCosts()

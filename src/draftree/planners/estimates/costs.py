@@ -17,7 +17,8 @@ class CostConstants:
     """Numbers that were tuned; docs/lab/auto.md compares each with its neighbours."""
 
     row_doubt: float = 0.25  # how unsure the cost of a further row is, relative to that of a pass
-    growth: float = 0.02  # share by which expected seconds rise at most after a longer measurement
+    step: float = 0.02  # share by which expected seconds change at most after a measurement
+    surprise: float = 0.8  # of the expected seconds: a shorter measurement replaces them
     settled_rounds: int = 12
     """Rounds with a draft in a row after which the cost of rounds without one changes along, and the reverse."""
 
@@ -26,11 +27,13 @@ COSTS = CostConstants()
 
 
 def change_of(expected: float, seconds: float) -> float:
-    """Return by how much expected seconds change after a measurement: down to it, or up a little.
+    """Return by how much expected seconds change after a measurement: towards the median of measurements.
 
-    A busy machine lengthens a measurement, and nothing shortens one.
+    A busy machine lengthens a measurement, and nothing shortens one much: a far shorter one is believed at once.
     """
-    return min(seconds - expected, COSTS.growth * expected)
+    limit = COSTS.step * expected
+    change = seconds - expected
+    return change if seconds < COSTS.surprise * expected else max(-limit, min(change, limit))
 
 
 @dataclass(slots=True)
