@@ -51,6 +51,12 @@ def test_stored_keys_survive_an_exchange_of_stores(num_slots: int, length: int) 
         assert not memory.keys[layer][0].any()
 
 
+def test_slots_that_passes_read_to_their_end_are_as_long_as_requested() -> None:
+    memory = KVMemory(SHAPES, dtype=torch.float32, device=torch.device("cpu"), num_scratch=1)
+    memory.reserve(2, 6, used={})
+    assert (memory.length, memory.keys[0].shape[2]) == (6, 7)
+
+
 def test_a_system_that_counts_untouched_memory_gives_the_requested_size(monkeypatch: pytest.MonkeyPatch) -> None:
     memory, before = filled(2, 6)
     length = MIN_LENGTH + 9

@@ -147,7 +147,8 @@ class KVMemory:
     def _exchange(self, num_slots: int, length: int, used: Mapping[int, int]) -> None:
         held, longer = num_slots, length
         if self.is_on_host:  # untouched memory costs nothing: more and longer slots fit without a copy
-            held, longer = max(num_slots, MIN_HELD), whole_length(length)
+            # passes of static shapes, which need scratch, read all of a slot
+            held, longer = max(num_slots, MIN_HELD), length if self.num_scratch else whole_length(length)
         try:
             stores = self._stores_of(held, longer)
         except (MemoryError, OSError):  # on a system that counts untouched memory as well
