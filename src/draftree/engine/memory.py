@@ -81,8 +81,7 @@ def slot_budget(parts: EngineParts, sequence_bytes: int | None = None) -> SlotBu
     graphs = parts.target.footprint.graphs + _of_drafters(parts).graphs
     share = int(SHARE * max(0, (UNKNOWN if free is None else free) - graphs))
     budget = divided(parts, share if sequence_bytes is None else sequence_bytes, free)
-    length = min(SHORT_TEXT, parts.target.max_length)
-    if sequence_bytes is None or budget.num_slots(length):
+    if sequence_bytes is None or budget.num_slots(length := min(SHORT_TEXT, parts.target.max_length)):
         return budget
     while not budget.num_slots(length):  # trees grow with the memory
         budget = divided(parts, budget.slot_bytes(length), free)
