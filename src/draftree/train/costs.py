@@ -33,8 +33,11 @@ LENGTHS = (1, 3, 6)
 LONGEST = LENGTHS[-1]
 PROMPT = range(16)
 TOKENS = 8
-REPEATS, ENOUGH_SECONDS = (4, 16), 4.0
-"""Least and most texts with each length of draft; seconds after which there are no more than the least."""
+MIN_TEXTS = 4
+MAX_TEXTS = 16
+"""Texts with each length of draft."""
+ENOUGH_SECONDS = 4.0
+"""Time after which no text more than `MIN_TEXTS` begins."""
 
 Costs = Mapping[int, float]
 """Seconds of a round by the length of its draft, relative to a round of plain decoding."""
@@ -57,7 +60,7 @@ def _relative_cost(loaded: LoadedModel, draft: str, length: int) -> float:
     params = SamplingParams(max_tokens=TOKENS + length, temperature=0, ignore_eos=True)
     ratios: list[float] = []
     start = time.perf_counter()
-    while len(ratios) < REPEATS[1] and (len(ratios) < REPEATS[0] or time.perf_counter() - start < ENOUGH_SECONDS):
+    while len(ratios) < MAX_TEXTS and (len(ratios) < MIN_TEXTS or time.perf_counter() - start < ENOUGH_SECONDS):
         rounds.clear()
         for llm in (drafting, plain):
             llm.forget()

@@ -152,12 +152,15 @@ class KVMemory:
         try:
             stores = self._stores_of(held, longer)
         except (MemoryError, OSError):  # on a system that counts untouched memory as well
-            held, longer, stores = num_slots, length, self._stores_of(num_slots, length)
+            held, longer = num_slots, length
+            stores = self._stores_of(held, longer)
         with single_threaded():
             for old, new in zip(self._slots(), chain.from_iterable(stores), strict=False):  # there may be no old ones
                 for slot, count in used.items():
                     new[slot, :, :, :count] = old[slot, :, :, :count]
-        self._stores, self._num_held, self.length = stores, held, longer
+        self._stores = stores
+        self._num_held = held
+        self.length = longer
 
     def _stores_of(self, num_slots: int, length: int) -> list[tuple[Tensor, Tensor]]:
         def zeros(*shape: int) -> Tensor:
